@@ -10,3 +10,14 @@
 # limitations under the License.
 
 from __future__ import annotations
+
+from .datalist import (
+    DatalistError,
+    PatientOverlapError,
+    check_patient_disjoint,
+    load_datalist,
+    load_section,
+    save_datalist,
+)
+from .protocol import QueryGallery, RetrievalMetadata, RetrievalProtocol, split_by_patient
+from .sampler import PatientBatchSampler
