@@ -300,7 +300,7 @@ def save_datalist(sections: Mapping[str, Sequence[Mapping[str, Any]]], path: str
     for name, items in sections.items():
         content[name] = []
         for item in items:
-            written = {key: relative(value) if key in PATH_KEYS else value for key, value in item.items()}
+            written: Item = {key: relative(value) if key in PATH_KEYS else value for key, value in item.items()}
             if isinstance(written.get("chexmask"), dict) and "file" in written["chexmask"]:
                 written["chexmask"] = {**written["chexmask"], "file": relative(written["chexmask"]["file"])}
             content[name].append(written)

@@ -94,10 +94,12 @@ class PatientBatchSampler(Sampler[list[int]]):
         at_least = 1 if singletons == "repeat" else 2
         self._images = [np.asarray(indices) for indices in images.values() if len(indices) >= at_least]
         if len(self._images) < patients_per_batch:
-            mend = "" if singletons == "repeat" else ", or use patients with one image too (singletons='repeat')"
+            need, mend = "two images or more", ", or use patients with one image too (singletons='repeat')"
+            if singletons == "repeat":
+                need, mend = "an image", ""
             raise ValueError(
                 f"a batch needs {patients_per_batch} patients, but only {len(self._images)} of {len(images)} "
-                f"have {'an image' if singletons == 'repeat' else 'two images or more'}: lower patients_per_batch{mend}."
+                f"have {need}: lower patients_per_batch{mend}."
             )
         self._groups = np.asarray([-(-len(indices) // images_per_patient) for indices in self._images])
 

@@ -38,9 +38,9 @@ def naive_valid(protocol: RetrievalProtocol, meta: RetrievalMetadata, i: int, j:
     if i == j:
         return False
     same_patient = meta.patient[i] == meta.patient[j]
-    if protocol.exclude_near_duplicates and meta.duplicate_group[i] >= 0:
-        if meta.duplicate_group[i] == meta.duplicate_group[j]:
-            return False
+    groups = (meta.duplicate_group[i], meta.duplicate_group[j])
+    if protocol.exclude_near_duplicates and groups[0] >= 0 and groups[0] == groups[1]:
+        return False
     if protocol.exclude_same_visit and same_patient and meta.visit[i] >= 0 and meta.visit[i] == meta.visit[j]:
         return False
     sides = {meta.laterality[i], meta.laterality[j]}

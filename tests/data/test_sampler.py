@@ -102,5 +102,6 @@ def test_bad_arguments():
 
 def test_repr_names_no_patient():
     assert repr(PatientBatchSampler(ids([2] * 8), 4, 2, seed=5)) == (
-        "PatientBatchSampler(patients=8, patients_per_batch=4, images_per_patient=2, seed=5, epoch=0, rank=0, world_size=1)"
+        "PatientBatchSampler(patients=8, patients_per_batch=4, images_per_patient=2, "
+        "seed=5, epoch=0, rank=0, world_size=1)"
     )
