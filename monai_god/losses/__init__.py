@@ -10,3 +10,9 @@
 # limitations under the License.
 
 from __future__ import annotations
+
+from .difference_alignment import DifferenceAlignmentLoss
+from .distributed import gather_batch, gather_output
+from .god_loss import GoDLoss, GoDLossTerms
+from .identity import CosineIdentityLoss
+from .triplet import BatchHardTripletLoss, Triplets, safe_length

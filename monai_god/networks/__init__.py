@@ -10,3 +10,11 @@
 # limitations under the License.
 
 from __future__ import annotations
+
+from .closed_form import (
+    ClosedForm,
+    fit_closed_form,
+    linear_discriminant,
+    probabilistic_linear_discriminant,
+    within_patient_whitening,
+)

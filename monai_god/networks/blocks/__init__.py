@@ -10,3 +10,8 @@
 # limitations under the License.
 
 from __future__ import annotations
+
+from .attention_pooling import GraphAttentionPooling
+from .correspondence import SoftCorrespondence, mean_difference, node_differences
+from .fusion import BranchFusion
+from .graph_transformer import GraphTransformer, GraphTransformerLayer

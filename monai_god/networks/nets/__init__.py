@@ -10,3 +10,5 @@
 # limitations under the License.
 
 from __future__ import annotations
+
+from .god_net import GoDEmbedder, GoDNet, GoDOutput, NodeContributions, select_rows
