@@ -10,3 +10,7 @@
 # limitations under the License.
 
 from __future__ import annotations
+
+from .bootstrap import *
+from .pairs import *
+from .retrieval import *
