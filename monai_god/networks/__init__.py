@@ -15,6 +15,7 @@ from .closed_form import (
     ClosedForm,
     fit_closed_form,
     linear_discriminant,
+    principal_components,
     probabilistic_linear_discriminant,
     within_patient_whitening,
 )

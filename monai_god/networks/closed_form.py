@@ -31,6 +31,7 @@ __all__ = [
     "combined_retrieval_score",
     "fit_closed_form",
     "linear_discriminant",
+    "principal_components",
     "probabilistic_linear_discriminant",
     "retrieval_score",
     "within_patient_whitening",
@@ -332,7 +333,9 @@ def fit_closed_form(
         if method == "whitening" and len(weight) < out_dim:
             more = np.random.default_rng(seed).standard_normal((d, out_dim - len(weight)))
             more = np.linalg.qr(more - basis @ (basis.T @ more))[0]
-            weight = np.concatenate([weight, outside * more.T])
+            # a random projection keeps inner products when it is scaled by the root of the dimensions it replaces
+            stretch = np.sqrt(max(1.0, (d - basis.shape[1]) / more.shape[1]))
+            weight = np.concatenate([weight, outside * stretch * more.T])
     weight = np.concatenate([weight, np.zeros((out_dim - len(weight), d))])
     bias = -center @ weight.T  # [N, K]
     return ClosedForm(
@@ -343,6 +346,32 @@ def fit_closed_form(
         mean_ap,
         held_out,
     )
+
+
+def principal_components(x: Tensor, out_dim: int, mask: Tensor | None = None) -> Tensor:
+    """
+    The directions of largest variance, descending; they need no patient ids, so a cross-validation over patients that
+    follows stays honest.
+
+    Args:
+        x: [n, N, d] regions, each centred on its own mean.
+        out_dim: number of directions; more than d are filled up with zeros.
+        mask: [n, N] bool, regions that are present; None for all.
+
+    Returns:
+        [out_dim, d], float32.
+    """
+    values = x.detach().cpu().numpy()
+    present = np.ones(values.shape[:2], bool) if mask is None else mask.detach().cpu().numpy().astype(bool)
+    d = values.shape[2]
+    scatter = np.zeros((d, d))
+    for j in range(values.shape[1]):
+        rows = values[present[:, j], j].astype(np.float64)
+        if len(rows):
+            rows = rows - rows.mean(0)
+            scatter += rows.T @ rows
+    directions = _top(scatter, min(out_dim, d))[1].T
+    return torch.from_numpy(np.concatenate([directions, np.zeros((out_dim - len(directions), d))])).float()
 
 
 def within_patient_whitening(x: Tensor, patient_ids: Sequence[object] | np.ndarray | Tensor, **kwargs) -> ClosedForm:

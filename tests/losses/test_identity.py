@@ -26,7 +26,7 @@ def test_equals_a_loop(margin_type, margin):
     for b in range(6):
         logits = []
         for c in range(4):
-            cosine = float(torch.cosine_similarity(z[b], loss.weight[c], dim=0))
+            cosine = torch.cosine_similarity(z[b], loss.weight[c], dim=0).item()
             if c == labels[b] and margin_type == "cosface":
                 cosine -= margin
             if c == labels[b] and margin_type == "arcface":

@@ -18,6 +18,7 @@ from monai_god.networks.closed_form import (
     SHRINKAGES,
     fit_closed_form,
     linear_discriminant,
+    principal_components,
     probabilistic_linear_discriminant,
     retrieval_score,
     within_patient_whitening,
@@ -167,6 +168,17 @@ def test_more_outputs_than_directions(method, out_dim):
     if method == "whitening":
         exact = within_patient_whitening(x, ids, shrinkage=0.3)(x)
         torch.testing.assert_close(fit(x) @ fit(x).T, exact @ exact.T, atol=1e-2, rtol=1e-3)
+
+
+def test_principal_components_are_those_of_the_centred_regions():
+    rng = np.random.default_rng(4)
+    x = rng.standard_normal((40, 3, 6)) * np.arange(1, 7) + 9 * rng.standard_normal((3, 6))
+    mask = rng.random((40, 3)) < 0.8
+    rows = np.concatenate([x[mask[:, j], j] - x[mask[:, j], j].mean(0) for j in range(3)])
+    _, _, expected = np.linalg.svd(rows, full_matrices=False)
+    found = principal_components(torch.from_numpy(x), 4, torch.from_numpy(mask)).double().numpy()
+    np.testing.assert_allclose(np.abs(found @ expected[:4].T), np.eye(4), atol=1e-5)
+    assert (principal_components(torch.from_numpy(x), 8)[6:] == 0).all()
 
 
 def test_retrieval_score_is_pessimistic_about_ties():

@@ -21,7 +21,7 @@ from monai_god.networks.blocks.attention_pooling import GraphAttentionPooling
 from monai_god.networks.blocks.correspondence import SoftCorrespondence
 from monai_god.networks.blocks.fusion import BranchFusion
 from monai_god.networks.blocks.graph_transformer import GraphTransformer
-from monai_god.networks.closed_form import combined_retrieval_score, fit_closed_form
+from monai_god.networks.closed_form import combined_retrieval_score, fit_closed_form, principal_components
 from monai_god.networks.utils import safe_normalize, to_slots
 
 __all__ = ["COMPONENTS", "GoDEmbedder", "GoDNet", "GoDOutput", "NodeContributions", "select_rows"]
@@ -367,10 +367,11 @@ class GoDNet(nn.Module):
         """
         Set phi and the node projections from the training patients, so that the untrained network is the closed form.
 
-        The node map, one for all places, becomes the input projection (where there is one) and the node projection of
-        (E); the type embedding starts at minus the mean of its type, so that correspondence sees centred features.
-        phi is fitted on the normalised branches [g || g_G] (on g for (A)). With cross-validation, w of (E) is the
-        weight that retrieves the held-out patients best.
+        The input projection, where there is one, becomes the principal components of the nodes (without patient ids, so
+        that the cross-validation behind it is honest); the type embedding starts at minus the mean of its type, so that
+        correspondence sees centred features. phi is fitted on the normalised branches [g || g_G] (on g for (A)), the
+        node projection of (E) on the nodes, one map for all places and a mean for each. With cross-validation, w of
+        (E) is the weight that retrieves the held-out patients best.
 
         Args:
             dense: densified graphs of all n training images; None for (A).
@@ -404,16 +405,8 @@ class GoDNet(nn.Module):
             places = max(self.num_nodes, int(slot.masked_fill(~mask, 0).max()) + 1)
             placed = to_slots(nodes, mask, slot, places)
             present = to_slots(mask.unsqueeze(-1).to(nodes.dtype), mask, slot, places).squeeze(-1) > 0
-            kept = self.node_dim or self.width
-            # chosen for the numbers that are compared; the further directions only feed the encoder
-            node_fit = fit_closed_form(placed, patient_ids, method, shrinkage, kept, present, seed=seed)
             if self.input_projection is not None:
-                wide = (
-                    node_fit
-                    if kept == self.width
-                    else fit_closed_form(placed, patient_ids, method, node_fit.shrinkage, self.width, present)
-                )
-                self.input_projection.weight.copy_(wide.weight)
+                self.input_projection.weight.copy_(principal_components(placed, self.width, present))
             for t in range(self.encoder.type_embedding.num_embeddings):
                 rows = mask & (dense.node_type == t)
                 if rows.any():
@@ -437,16 +430,13 @@ class GoDNet(nn.Module):
                 )
             graph_embedding = torch.cat([o[0] for o in outputs])
             if self.node_projection is not None and self.node_bias is not None:
-                if self.input_projection is not None:
-                    self.node_projection.weight.copy_(torch.eye(self.node_dim, self.width))
-                else:
-                    self.node_projection.weight.copy_(node_fit.weight)
-                h = to_slots(torch.cat([o[1] for o in outputs]), mask, slot, places)[:, : self.num_nodes]
-                count = present.sum(0)[: self.num_nodes].clamp(min=1).unsqueeze(-1)
-                self.node_bias.weight.copy_(-self.node_projection(h.sum(0) / count))
-            report["node_shrinkage"] = node_fit.shrinkage
-            if node_fit.rank1 is not None and node_fit.mean_ap is not None:
-                report.update(node_rank1=node_fit.rank1, node_map=node_fit.mean_ap)
+                h = to_slots(torch.cat([o[1] for o in outputs]), mask, slot, places)
+                node_fit = fit_closed_form(h, patient_ids, method, shrinkage, self.node_dim, present, seed=seed)
+                self.node_projection.weight.copy_(node_fit.weight)
+                self.node_bias.weight.copy_(node_fit.bias[: self.num_nodes])
+                report["node_shrinkage"] = node_fit.shrinkage
+                if node_fit.rank1 is not None and node_fit.mean_ap is not None:
+                    report.update(node_rank1=node_fit.rank1, node_map=node_fit.mean_ap)
         branches = [g] if self.encoder is None else [g, graph_embedding]
         fit = fit_closed_form(
             self.fusion.normalise(branches), patient_ids, method, shrinkage, self.embed_dim, seed=seed

@@ -17,7 +17,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from monai_god.networks.closed_form import fit_closed_form
+from monai_god.networks.closed_form import fit_closed_form, principal_components
 from monai_god.networks.nets import GoDEmbedder, GoDNet, select_rows
 from tests.graph_batch import Batch, Graphs, make_batch
 
@@ -189,11 +189,7 @@ def test_untrained_network_is_the_closed_form(components, width):
     nodes = batch.nodes.masked_fill(~mask[..., None], 0.0)
     branches = [torch.nn.functional.layer_norm(batch.g, (12,))]
     if components != "A":
-        if width is not None:
-            fit = fit_closed_form(nodes, batch.patients, shrinkage=0.3, out_dim=8, mask=mask)
-            h = nodes @ fit.weight.T
-        else:
-            h = nodes
+        h = nodes if width is None else nodes @ principal_components(nodes, 8, mask).T
         centred = h.clone()
         for t in range(3):
             rows = mask & (batch.graphs.node_type == t)
@@ -206,8 +202,8 @@ def test_untrained_network_is_the_closed_form(components, width):
     whole = torch.nn.functional.normalize(phi(torch.cat(branches, 1)), dim=1)
     similarity = whole @ whole.T
     if components == "E":
-        fit = fit_closed_form(nodes, batch.patients, shrinkage=0.3, out_dim=4, mask=mask)
-        n = torch.nn.functional.normalize(fit(nodes), dim=2) * mask[..., None]
+        fit = fit_closed_form(h, batch.patients, shrinkage=0.3, out_dim=4, mask=mask)
+        n = torch.nn.functional.normalize(fit(h), dim=2) * mask[..., None]
         z = torch.cat([0.4**0.5 * whole, (0.6 / 7) ** 0.5 * n.flatten(1)], 1)
         z = torch.nn.functional.normalize(z, dim=1)
         similarity = z @ z.T
