@@ -10,3 +10,5 @@
 # limitations under the License.
 
 from __future__ import annotations
+
+from .embedding_metrics import *

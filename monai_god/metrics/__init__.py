@@ -12,5 +12,10 @@
 from __future__ import annotations
 
 from .bootstrap import *
+from .calibration import *
+from .comparison import *
+from .cumulative import *
 from .pairs import *
+from .report import *
 from .retrieval import *
+from .verification import *

@@ -42,8 +42,7 @@ def unit_embeddings(embeddings: Any) -> torch.Tensor:
     if isinstance(embeddings, (list, tuple)) and len(embeddings) and isinstance(embeddings[0], torch.Tensor):
         embeddings = torch.stack(list(embeddings))
     if isinstance(embeddings, torch.Tensor):
-        # as_tensor drops the subclass (MetaTensor), whose dispatch is slow
-        embeddings = torch.as_tensor(embeddings.detach()).cpu().float().numpy()
+        embeddings = embeddings.detach().cpu().float().numpy()
     array = np.asarray(embeddings, dtype=np.float32)
     if array.ndim != 2 or 0 in array.shape:
         raise ValueError(f"embeddings must be [images, dimensions] and not empty, got shape {array.shape}.")
