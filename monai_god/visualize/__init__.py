@@ -10,3 +10,7 @@
 # limitations under the License.
 
 from __future__ import annotations
+
+from .curves import *
+from .ranked_lists import *
+from .save import *
