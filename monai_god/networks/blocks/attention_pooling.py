@@ -32,7 +32,7 @@ class GraphAttentionPooling(nn.Module):
 
     def __init__(self, width: int, zero_init: bool = False) -> None:
         super().__init__()
-        self.zero_init = zero_init
+        self.zero_init, self.root_width = zero_init, math.sqrt(width)
         self.query = nn.Parameter(torch.empty(width))
         self.reset_parameters()
 
@@ -51,7 +51,7 @@ class GraphAttentionPooling(nn.Module):
         Returns:
             g_G [B, D] and alpha [B, N], zero for padded nodes. A graph without nodes gives zeros.
         """
-        score = (h * self.query).sum(dim=-1) / math.sqrt(self.query.shape[0])
+        score = (h * self.query).sum(dim=-1) / self.root_width
         alpha = masked_softmax(score, mask)
         return (alpha.unsqueeze(-1) * h).sum(dim=1), alpha
 

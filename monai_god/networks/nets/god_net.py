@@ -244,20 +244,29 @@ class GoDNet(nn.Module):
 
     @torch.jit.export
     def embed(
-        self, nodes: Tensor, g: Tensor, node_type: Tensor, pos: Tensor, adjacency: Tensor, mask: Tensor
+        self,
+        nodes: Tensor,
+        g: Tensor,
+        node_type: Tensor,
+        pos: Tensor,
+        adjacency: Tensor,
+        mask: Tensor,
+        slot: Tensor | None = None,
     ) -> Tensor:
         """
-        Retrieval embedding from tensors to a tensor; scripts, traces and exports. Row i of ``nodes`` is place i.
+        Retrieval embedding from tensors to a tensor; scripts, traces and exports.
 
         Args:
             nodes: [B, N, C] node features; ``g``: [B, C] global descriptors.
             node_type: [B, N] long; ``pos``: [B, N, 2] in [0, 1].
             adjacency: [B, N, N] bool; ``mask``: [B, N] bool.
+            slot: [B, N] long, named place of each node; None where row i is place i.
 
         Returns:
             z [B, E], unit length.
         """
-        slot = torch.arange(mask.shape[1], device=mask.device).expand_as(mask)
+        if slot is None:
+            slot = torch.arange(mask.shape[1], device=mask.device).expand_as(mask)
         return self._encode(nodes, g, node_type, pos, adjacency, mask, slot)[0]
 
     @torch.jit.unused
@@ -478,7 +487,14 @@ class GoDEmbedder(nn.Module):
         self.net = net
 
     def forward(
-        self, nodes: Tensor, g: Tensor, node_type: Tensor, pos: Tensor, adjacency: Tensor, mask: Tensor
+        self,
+        nodes: Tensor,
+        g: Tensor,
+        node_type: Tensor,
+        pos: Tensor,
+        adjacency: Tensor,
+        mask: Tensor,
+        slot: Tensor | None = None,
     ) -> Tensor:
         """See :meth:`GoDNet.embed`."""
-        return self.net.embed(nodes, g, node_type, pos, adjacency, mask)
+        return self.net.embed(nodes, g, node_type, pos, adjacency, mask, slot)

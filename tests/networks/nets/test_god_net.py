@@ -16,9 +16,11 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch_geometric.data import Batch as PyGBatch
 
 from monai_god.networks.closed_form import fit_closed_form, principal_components
 from monai_god.networks.nets import GoDEmbedder, GoDNet, select_rows
+from monai_god.transforms.graph.anatomy_graph import AnatomyGraph, dense_nodes, densify
 from tests.graph_batch import Batch, Graphs, make_batch
 
 LEVELS = ["A", "B", "C", "D", "E"]
@@ -121,6 +123,43 @@ def test_exports_to_onnx(components, batch, tmp_path):
     wanted = {i.name for i in session.get_inputs()}
     feed = {n: t.numpy() for n, t in zip(names, batch.tensors, strict=True) if n in wanted}
     torch.testing.assert_close(torch.from_numpy(session.run(None, feed)[0]), net.embed(*batch.tensors))
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.*:")
+def test_missing_organ_keeps_the_other_places(batch):
+    """A graph without its first two nodes, packed to the left: ``slot`` says where the rest belongs."""
+    net = build("E").eval()
+    kind, pos, adjacency, _ = (t[:1] for t in batch.graphs)
+    mask = torch.ones(1, 7, dtype=torch.bool)
+    mask[:, :2] = False
+    expected = net(Graphs(kind, pos, adjacency, mask), batch.nodes[:1], batch.g[:1]).z
+    packed = [batch.nodes[:1, 2:], batch.g[:1], kind[:, 2:], pos[:, 2:], adjacency[:, 2:, 2:], mask[:, 2:]]
+    slot = torch.arange(2, 7)[None]
+    torch.testing.assert_close(net.embed(*packed, slot), expected)
+    torch.testing.assert_close(torch.jit.script(GoDEmbedder(net))(*packed, slot), expected)
+    assert (net.embed(*packed) - expected).abs().max() > 1e-3
+
+
+def test_reads_densified_anatomy_graphs():
+    edges = torch.tensor([[0, 1, 2, 0, 1], [0, 1, 2, 1, 0]])
+    graphs = []
+    for size, slot in ((3, [0, 1, 2]), (2, [3, 6])):
+        keep = (edges < size).all(0)
+        graphs.append(
+            AnatomyGraph(
+                node_type=torch.arange(size) % 3,
+                pos=torch.rand(size, 2),
+                edge_index=edges[:, keep],
+                slot=torch.tensor(slot),
+                x=torch.randn(size, 12),
+                num_nodes=size,
+            )
+        )
+    batch = PyGBatch.from_data_list(graphs)
+    dense, nodes = densify(batch), dense_nodes(batch.x, batch)
+    out = build("E").eval()(dense, nodes, torch.randn(2, 12))
+    filled = out.z[:, 9:].reshape(2, 7, 4).norm(dim=2) > 0
+    assert filled.nonzero().tolist() == [[0, 0], [0, 1], [0, 2], [1, 3], [1, 6]]
 
 
 def test_similarity_of_level_e_is_its_formula(batch):
