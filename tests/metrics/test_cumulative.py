@@ -38,7 +38,7 @@ def data():
             "image": f"{i:03}.png",
             "visit": i % 2,
             "laterality": "LR"[i % 3 > 0],
-            "x": object(),
+            "other": object(),
         }
         for i, p in enumerate(ids)
     ]
