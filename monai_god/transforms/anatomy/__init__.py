@@ -11,5 +11,15 @@
 
 from __future__ import annotations
 
-from .array import SegmentCXRAnatomy
-from .dictionary import SegmentCXRAnatomyD, SegmentCXRAnatomyd, SegmentCXRAnatomyDict
+from .array import AlignToAnatomy, DilateAnatomy, SegmentCXRAnatomy
+from .dictionary import (
+    AlignToAnatomyD,
+    AlignToAnatomyd,
+    AlignToAnatomyDict,
+    DilateAnatomyD,
+    DilateAnatomyd,
+    DilateAnatomyDict,
+    SegmentCXRAnatomyD,
+    SegmentCXRAnatomyd,
+    SegmentCXRAnatomyDict,
+)
