@@ -12,5 +12,6 @@
 from __future__ import annotations
 
 from .curves import *
+from .graphs import *
 from .ranked_lists import *
 from .save import *

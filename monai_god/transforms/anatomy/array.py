@@ -93,7 +93,7 @@ class SegmentCXRAnatomy(Transform):
 
 class AlignToAnatomy(Transform):
     """
-    Map an image with its masks and landmarks into the canonical anatomical frame of its modality, with one interpolation.
+    Map an image with its masks and landmarks into the canonical frame of its modality, with one interpolation.
 
     Chest X-rays: the lungs go to fixed places, see :func:`organ_frame` for the modes; on 462 films of 189 patients the
     lungs of two films of one patient then overlap by a Dice of 0.92 (``"affine"``), 0.90 (``"similarity"``) or 0.89
@@ -123,7 +123,7 @@ class AlignToAnatomy(Transform):
         margin: float = 0.1,
         anatomy_size: int | None = None,
     ) -> None:
-        if mode not in MODES or not 0 <= margin < 0.5 or output_size < 1 or (anatomy_size or 1) < 1:
+        if mode not in MODES or not 0 <= margin < 0.5 or output_size < 1 or anatomy_size == 0:
             raise ValueError(
                 f"mode must be one of {MODES} and margin in [0, 0.5), got {mode=}, {margin=}, {output_size=}"
             )
@@ -159,7 +159,7 @@ class AlignToAnatomy(Transform):
         return axis_frame(ends[0], ends[1], self.output_size, self.margin)
 
     def __call__(
-        self, image: Tensor, anatomy: Tensor | None, landmarks: Mapping[str, Any] | None = None
+        self, image: Tensor, anatomy: Tensor | None = None, landmarks: Mapping[str, Any] | None = None
     ) -> tuple[Tensor, Tensor | None, dict[str, Tensor], Tensor]:
         """
         Args:
@@ -183,7 +183,7 @@ class AlignToAnatomy(Transform):
     ) -> tuple[Tensor, Tensor | None, dict[str, Tensor], Tensor]:
         """The same for the whole image, padded to a centred square: for images that cannot be aligned."""
         self._check(image, anatomy)
-        frame = padded_square_frame(tuple(image.shape[-2:]), self.output_size)
+        frame = padded_square_frame((image.shape[-2], image.shape[-1]), self.output_size)
         return self._apply(image, anatomy, landmarks, frame)
 
     @staticmethod

@@ -12,6 +12,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import torch
 import torch.nn.functional as F
@@ -33,7 +35,7 @@ __all__ = [
     "transform_points",
 ]
 
-Array = NDArray[np.generic]
+Array = NDArray[Any]
 
 MODES = ("box", "affine", "similarity")
 # Half extent of the pair of lungs over the standard deviation of their pixels, across and along the body: medians over
@@ -63,7 +65,7 @@ def _points(mask: Array) -> Array:
 
 
 def _tilt(points: Array) -> float:
-    """Angle of the long axis of an organ against the vertical, in (-pi/2, pi/2]; positive: its lower end to the right."""
+    """Angle of an organ's long axis against the vertical, in (-pi/2, pi/2]; positive: its lower end to the right."""
     (xx, xy), (_, yy) = np.cov(points.T)
     return 0.5 * float(np.arctan2(2 * xy, yy - xx))
 
@@ -80,9 +82,9 @@ def organ_frame(
     Map that puts a pair of organs, such as the lungs, at fixed places.
 
     - ``"box"``: the bounding box of both goes to the square left by the margin; no rotation.
-    - ``"affine"``: rotation by the mean tilt of the two organs' long axes; then centre and spread of their pixels, across
-      and along, go to fixed values, such that the pair about fills the square left by the margin. Spread, unlike the
-      box, hardly feels a blip of a mask.
+    - ``"affine"``: rotation by the mean tilt of the two organs' long axes; then centre and spread of their pixels,
+      across and along, go to fixed values, such that the pair about fills the square left by the margin. Spread,
+      unlike the box, hardly feels a blip of a mask.
     - ``"similarity"``: as affine with one scale for both directions, the geometric mean.
 
     Args:
@@ -97,7 +99,8 @@ def organ_frame(
         [3, 3] float64, (x, y, 1) of the image to that of the output, in pixel indices.
 
     Raises:
-        AnatomyError: when a mask is empty or a remnant, or the pair is tilted by more than 25 degrees.
+        AnatomyError: when a mask is empty or a remnant, the two lie above each other, or the pair is
+            tilted by more than 25 degrees.
     """
     parts = []
     for mask, name in ((left, names[0]), (right, names[1])):
@@ -111,6 +114,9 @@ def organ_frame(
     if mode == "box":
         low, high = both.min(0) - 0.5, both.max(0) + 0.5
         return _linear(np.diag(free / (high - low)), (low + high) / 2, target)
+    across, along = np.abs(parts[0].mean(0) - parts[1].mean(0))
+    if along > across:
+        raise AnatomyError(f"{names[0]} and {names[1]} do not lie side by side")
     tilt = sum(_tilt(points) for points in parts) / 2
     if abs(np.degrees(tilt)) > LARGEST_TILT:
         raise AnatomyError(f"tilted by {np.degrees(tilt):.0f} degrees")
@@ -128,7 +134,7 @@ def axis_frame(first: Array, second: Array, output_size: int, margin: float = 0.
     """
     Similarity map that puts two landmarks at fixed places, ``first`` to the right of ``second`` on the middle row.
 
-    Their distance becomes 0.4 of the side left by the margin: a field of view of 45 degrees then about fills the output.
+    Their distance becomes 0.4 of the side left by the margin: a field of 45 degrees then about fills the output.
     Where ``first`` lies to the left (a left eye that was not mirrored) the map mirrors.
 
     Args:
@@ -206,12 +212,15 @@ def resample(image: Tensor, matrix: Array, size: tuple[int, int], mode: str = "b
     values = image.to(torch.float32)[None]
     shrink = float(np.sqrt(abs(np.linalg.det(back[:2, :2]))))
     if mode == "bilinear" and shrink > 1.2:
-        values = GaussianFilter(2, (shrink - 1) / 2)(values)
+        smooth = GaussianFilter(2, (shrink - 1) / 2)
+        # the filter takes what lies outside as 0, which would darken the rim
+        values = smooth(values) / smooth(torch.ones_like(values[:, :1]))
     theta = _normalised(*image.shape[-2:]) @ back @ np.linalg.inv(_normalised(*size))
     grid = F.affine_grid(torch.from_numpy(theta[None, :2]), [1, 1, *size], align_corners=False)
-    # the grid is made in double precision: half a pixel of a large image must not get lost
-    out = F.grid_sample(values, grid.to(values), mode=mode, padding_mode="zeros", align_corners=False)[0]
-    return out.to(image.dtype)
+    inside = (grid.abs() <= 1).all(-1)
+    # padding with zeros would fade the rim of an image that grows
+    out = F.grid_sample(values, grid.to(values), mode=mode, padding_mode="border", align_corners=False)[0]
+    return (out * inside).to(image.dtype)
 
 
 def dilate_mask(mask: Array, radius: float) -> Array:

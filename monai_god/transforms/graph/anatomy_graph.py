@@ -93,7 +93,7 @@ def _places(batch: Data, num_nodes: int | None) -> tuple[Tensor, Tensor, int, in
     graph = batch.get("batch")
     if graph is None:
         graph = torch.zeros(total, dtype=torch.long, device=device)
-    graphs = int(batch.get("num_graphs") or getattr(batch, "num_graphs", 1))
+    graphs = int(getattr(batch, "num_graphs", 1))
     counts = torch.bincount(graph, minlength=graphs)
     row = torch.arange(total, device=device) - (counts.cumsum(0) - counts)[graph]
     largest = int(counts.max())

@@ -72,7 +72,7 @@ class BuildAnatomyGraphd(MapTransform):
     def __call__(self, data: Mapping[Hashable, Any]) -> dict[Hashable, Any]:
         d = dict(data)
         image = d.get(self.image_key)
-        size = tuple(image.shape[-2:]) if hasattr(image, "shape") else None
+        size = None if image is None else (image.shape[-2], image.shape[-1])
         for key in self.key_iterator(d):
             graph = self.build(d[key], d.get(self.landmarks_key), size)
             if not self.allow_empty:

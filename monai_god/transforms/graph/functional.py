@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 import torch
@@ -37,7 +38,7 @@ __all__ = [
     "symmetry_pairs",
 ]
 
-Array = NDArray[np.generic]
+Array = NDArray[Any]
 
 
 @dataclass(frozen=True)
@@ -91,8 +92,8 @@ def _trace_outline(part: Array) -> Array:
     """
     Pixels along the outer border of a 4-connected mask whose first row holds a pixel: clockwise, each once.
 
-    It walks along pixel edges with the mask on its right. scikit-image's ``find_contours`` gives the same border, but takes
-    four times as long, which was half of the time of building a graph.
+    It walks along pixel edges with the mask on its right. scikit-image's ``find_contours`` gives the same border, but
+    takes several times as long, which was half of the time of building a graph.
 
     Returns:
         [M, 2] int (x, y).
@@ -117,8 +118,9 @@ def _trace_outline(part: Array) -> Array:
     while True:
         border.append(vertex + pixel[direction])
         vertex += step[direction]
-        for direction in turns[direction]:
-            if flat[direction * number + vertex]:
+        for turn in turns[direction]:
+            if flat[turn * number + vertex]:
+                direction = turn
                 break
         if vertex == start and direction == 0:
             break
@@ -128,7 +130,7 @@ def _trace_outline(part: Array) -> Array:
 
 def farthest_point_sampling(candidates: Array, count: int, chosen: Array) -> Array:
     """
-    Deterministic farthest-point sampling: again and again the pixel farthest from all those chosen; of equals the first.
+    Deterministic farthest-point sampling: again and again the pixel farthest from those chosen; of equals the first.
 
     Args:
         candidates: bool [H, W], pixels to choose from.
@@ -177,7 +179,7 @@ def sample_organ(shape: OrganShape, boundary: int, interior: int) -> tuple[Array
 
 def polar_points(origin: Array, target: Array, rings: tuple[float, ...], angles: int) -> Array:
     """
-    Anchors on rings about ``origin``: ring by ring, angles from the direction of ``target`` on, clockwise on the screen.
+    Anchors on rings about ``origin``: ring by ring, from the direction of ``target`` on, clockwise on the screen.
 
     Args:
         origin: (x, y).
@@ -248,7 +250,7 @@ def pooling_weights(
     disc &= ground.reshape(-1).take((line * ground.shape[2])[:, :, None] + columns[:, None, :])
     down = _area_weights(height, grid[0], pad).T[rows].transpose(0, 2, 1)
     across = _area_weights(width, grid[1], pad).T[columns]
-    weights = (down @ disc.astype(np.float32) @ across).reshape(len(points), -1)
+    weights = (down @ disc.astype(np.float32) @ across).reshape(len(points), grid[0] * grid[1])
     if whole is not None and whole.any():
         regions = masks[organ[whole]].astype(np.float32)
         regions = _area_weights(height, grid[0], 0) @ regions @ _area_weights(width, grid[1], 0).T
@@ -360,7 +362,11 @@ def build_anatomy_graph(
                 points = (shape.centroid + shape.offset)[None]
         return points
 
-    points, slots, organs, types, whole = [], [], [], [], []
+    points: list[Array] = []
+    slots: list[Array] = []
+    organs: list[Array] = []
+    types: list[Array] = []
+    whole: list[Array] = []
     for group, start, count in modality.spans(scale):
         kind, name = group.source[:2]
         own, entire = -1, False
@@ -411,19 +417,19 @@ def build_anatomy_graph(
     names = modality.node_names(scale)
     at = np.concatenate(points) if points else np.zeros((0, 2))
     slot = np.concatenate(slots) if slots else np.zeros(0, dtype=np.int64)
-    organ = np.concatenate(organs) if organs else np.zeros(0, dtype=np.int64)
+    owner = np.concatenate(organs) if organs else np.zeros(0, dtype=np.int64)
     node_type = np.concatenate(types) if types else np.zeros(0, dtype=np.int64)
     entirely = np.concatenate(whole) if whole else np.zeros(0, dtype=bool)
     adjacency = nearest_neighbour_adjacency(at, k)
     for left, right in modality.symmetry:
-        a, b = (organ == channel[left]).nonzero()[0], (organ == channel[right]).nonzero()[0]
+        a, b = (owner == channel[left]).nonzero()[0], (owner == channel[right]).nonzero()[0]
         if len(a) and len(b):
             partner = b[symmetry_pairs(at[a], at[b], shapes[left], shapes[right])]
             adjacency[a, partner] = adjacency[partner, a] = True
     return AnatomyGraph(
         node_type=torch.from_numpy(node_type),
         pos=torch.from_numpy(((at + 0.5) / size).astype(np.float32)),
-        pool=torch.from_numpy(pooling_weights(at, organ, masks, radius * size, grid, entirely)),
+        pool=torch.from_numpy(pooling_weights(at, owner, masks, radius * size, grid, entirely)),
         edge_index=torch.from_numpy(np.stack(adjacency.nonzero())),
         slot=torch.from_numpy(slot),
         node_name=[names[i] for i in slot],
