@@ -38,7 +38,7 @@ class BuildAnatomyGraphd(MapTransform):
     Args:
         keys: key of the masks.
         modality: a registered name or a :class:`Modality`.
-        scale: see :class:`BuildAnatomyGraph`; so are k, radius, grid and allow_empty.
+        scale: see :class:`BuildAnatomyGraph`; so are k, radius, grid, interior_order and allow_empty.
         image_key: the image whose pixels the landmarks count; without it they count the masks'.
         landmarks_key: key of the landmarks; may be absent.
         graph_key: where the graph goes; with several keys, ``{key}_{graph_key}``.
@@ -56,6 +56,7 @@ class BuildAnatomyGraphd(MapTransform):
         k: int = 6,
         radius: float = 0.04,
         grid: tuple[int, int] = (14, 14),
+        interior_order: str = "place",
         allow_empty: bool = False,
         image_key: str = "image",
         landmarks_key: str = "landmarks",
@@ -64,7 +65,7 @@ class BuildAnatomyGraphd(MapTransform):
         allow_missing_keys: bool = False,
     ) -> None:
         super().__init__(keys, allow_missing_keys)
-        self.build = BuildAnatomyGraph(modality, scale, k, radius, grid, allow_empty=True)
+        self.build = BuildAnatomyGraph(modality, scale, k, radius, grid, interior_order, allow_empty=True)
         self.allow_empty = allow_empty
         self.image_key, self.landmarks_key = image_key, landmarks_key
         self.graph_key, self.quality_key = graph_key, quality_key

@@ -95,6 +95,23 @@ def test_translation_equivariance_of_ragged_masks(dx: int, dy: int, seed: int) -
     assert torch.equal(moved.edge_index, graph.edge_index)
 
 
+def test_interior_nodes_of_one_name_stay_near_each_other() -> None:
+    masks, other = chest(), chest()
+    # another breath: lungs of other proportions
+    other[0], other[1] = ellipse(153, 100, 36, 66), ellipse(70, 96, 34, 82)
+    moved = {}
+    for order in ("rank", "place"):
+        build = BuildAnatomyGraph("cxr", interior_order=order)
+        first, second = build(masks), build(other)
+        inside = (first.node_type == 1) | (first.node_type == 3)
+        moved[order] = float((first.pos - second.pos)[inside].norm(dim=1).mean()) * PIXELS
+        # only the order differs
+        assert set(map(tuple, first.pos.tolist())) == set(map(tuple, BuildAnatomyGraph("cxr")(masks).pos.tolist()))
+    assert moved["place"] < 14 < 20 < moved["rank"]
+    with pytest.raises(ValueError, match="interior_order"):
+        BuildAnatomyGraph("cxr", interior_order="size")
+
+
 def test_same_masks_give_the_same_graph() -> None:
     first, second = BuildAnatomyGraph("cxr")(chest()), BuildAnatomyGraph("cxr")(torch.from_numpy(chest()))
     for key in ("pos", "pool", "edge_index", "node_type", "slot"):
