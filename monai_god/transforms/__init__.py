@@ -8,5 +8,9 @@
 # WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
 # See the License for the specific language governing permissions and
 # limitations under the License.
-
 from __future__ import annotations
+
+from .anatomy import *
+from .graph import *
+from .intensity import *
+from .io import *
