@@ -251,29 +251,36 @@ def draw_film(masks: np.ndarray, rng: np.random.Generator) -> torch.Tensor:
 
 def augment(batch: torch.Tensor) -> torch.Tensor:
     """
-    Random affine map for all channels; exposure, shading, haze, noise, blur, surround and small boxes for the image.
+    Random affine and smooth map for all channels; exposure, shading, opaque lungs, noise, blur, surround and small
+    boxes for the image.
 
-    One film in seven is mirrored and its lungs change names, so that the left lung stays at the image's right: lungs
+    One film in six is mirrored and its lungs change names, so that the left lung stays at the image's right: lungs
     are told by position, the heart by what is seen, and a heart on the wrong side shows a mirrored film.
     """
     count, size = len(batch), batch.shape[-1]
     swapped = batch.flip(-1)[:, [0, 2, 1, 3, 5, 4, 6]]
-    batch = torch.where((torch.rand(count) < 0.14)[:, None, None, None], swapped, batch)
+    batch = torch.where((torch.rand(count) < 0.17)[:, None, None, None], swapped, batch)
     matrices = []
     for _ in range(count):
         angle = np.deg2rad(random.gauss(0, 8))
-        scale, aspect = np.exp(random.gauss(0, 0.16)), np.exp(random.gauss(0, 0.15))
+        scale, aspect = np.exp(random.gauss(0, 0.16)), np.exp(random.gauss(0, 0.17))
         cos, sin = scale * np.cos(angle), scale * np.sin(angle)
         matrices.append([[cos, -sin * aspect, random.gauss(0, 0.1)], [sin, cos * aspect, random.gauss(0, 0.1)]])
     grid = F.affine_grid(torch.tensor(matrices, dtype=torch.float32), list(batch.shape), align_corners=False)
+    bend = F.interpolate(torch.randn(count, 2, 4, 4) * 0.03, size=(size, size), mode="bicubic", align_corners=False)
+    grid = grid + bend.permute(0, 2, 3, 1)
     outside = (grid.abs() > 1).any(-1)[:, None]
     batch = F.grid_sample(batch, grid, align_corners=False)
     image = batch[:, :1].clamp(1e-3, 1) ** torch.exp(torch.randn(count, 1, 1, 1) * 0.4)
     shading = F.interpolate(torch.randn(count, 1, 4, 4) * 0.12, size=(size, size), mode="bicubic", align_corners=False)
     image = image * (1 + shading) + torch.randn(count, 1, 1, 1) * 0.05
-    # haze over a part of the chest: effusion, consolidation, scatter
-    haze = F.interpolate(torch.randn(count, 1, 6, 6), size=(size, size), mode="bicubic", align_corners=False)
-    image = image + (torch.rand(count, 1, 1, 1) < 0.4) * torch.rand(count, 1, 1, 1) * 0.25 * haze.clamp(0, 1.5)
+    # effusion, consolidation: parts of the lungs become as dense as the heart, and their outline has to be guessed
+    heart = batch[:, 3:4]
+    dense = (image * heart).sum((2, 3), keepdim=True) / (heart.sum((2, 3), keepdim=True) + 1)
+    spots = F.interpolate(torch.randn(count, 1, 5, 5), size=(size, size), mode="bicubic", align_corners=False)
+    lungs = F.avg_pool2d(batch[:, 1:3].amax(1, keepdim=True), 5, stride=1, padding=2)
+    share = torch.sigmoid(6 * (spots - 0.3)) * lungs * torch.rand(count, 1, 1, 1)
+    image = image + (torch.rand(count, 1, 1, 1) < 0.4) * share * (dense - image).clamp_min(0)
     if random.random() < 0.4:
         small = F.interpolate(image, scale_factor=random.uniform(0.4, 0.9), mode="bilinear", align_corners=False)
         image = F.interpolate(small, size=(size, size), mode="bilinear", align_corners=False)

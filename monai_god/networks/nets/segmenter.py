@@ -80,7 +80,7 @@ class AnatomySegmenter(torch.nn.Module):
     @staticmethod
     def normalise(square: torch.Tensor) -> torch.Tensor:
         """Stack the image scaled between its 2nd and 98th percentile and its locally normalised twin."""
-        flat = square.flatten(2)
+        flat = square[..., ::2, ::2].flatten(2)  # a quarter of the pixels gives the same percentiles
         low = torch.quantile(flat, 0.02, dim=2)[..., None, None]
         high = torch.quantile(flat, 0.98, dim=2)[..., None, None]
         scaled = ((square - low) / (high - low + 1e-3)).clamp(-0.5, 1.5)

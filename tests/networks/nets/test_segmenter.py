@@ -127,7 +127,7 @@ def test_lungs_agree_with_hand_drawn_masks(shared_data) -> None:
 
 def test_heart_side_tells_a_mirrored_film(shared_data) -> None:
     items = json.loads((shared_data / "cxr" / "datalist.json").read_text())["testing"]
-    images = [grey(shared_data / "cxr" / i["image"]) for i in items if i["source"] == "nih14"][:12]
+    images = [grey(shared_data / "cxr" / i["image"]) for i in items if i["source"] == "nih14"][:32]
     model = load_cxr_segmenter()
     for flip, sign in ((False, 1), (True, -1)):
         seen = []
@@ -136,8 +136,8 @@ def test_heart_side_tells_a_mirrored_film(shared_data) -> None:
             assert centre(left) > centre(right)  # told by position
             seen.append(sign * (centre(heart) - (centre(left) + centre(right)) / 2) / image.shape[-1])
         # the same films lean to the other side when mirrored
-        assert np.mean(np.array(seen) > 0) >= 0.9
-        assert np.median(seen) > 0.01
+        assert np.mean(np.array(seen) > 0) >= 0.8  # not all: disease shifts hearts
+        assert np.median(seen) > 0.02
 
 
 def test_lungs_go_on_behind_the_heart(shared_data) -> None:
