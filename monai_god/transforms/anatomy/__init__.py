@@ -23,3 +23,4 @@ from .dictionary import (
     SegmentCXRAnatomyd,
     SegmentCXRAnatomyDict,
 )
+from .parse import DecodeCheXmask, ParseCXRAnatomyD, ParseCXRAnatomyd, ParseCXRAnatomyDict, check_cxr_anatomy, decode_rle
