@@ -26,7 +26,7 @@ import argparse
 import copy
 import json
 import random
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -76,11 +76,21 @@ def read_item(root: Path, item: dict, model: AnatomySegmenter) -> torch.Tensor:
     return model.to_square(torch.cat([image, masks, known])[None])[0]
 
 
-def read_shapes(folder: Path) -> list[np.ndarray]:
-    """CheXmask tables -> landmarks [120, 2] as (x, y) in the unit square."""
+def read_shapes(folder: Path, held_out: Collection[str] = ()) -> list[np.ndarray]:
+    """
+    CheXmask tables -> landmarks [120, 2] as (x, y) in the unit square.
+
+    Args:
+        folder: where the tables are.
+        held_out: patient ids as in the datalist (``nih14:00001437``) whose shapes are left out. Only the ChestX-ray8 table
+            shares patients with it.
+    """
     shapes = []
     for table in sorted(folder.glob("*.csv")):
-        for text in pd.read_csv(table, dtype=str)["Landmarks"]:
+        rows = pd.read_csv(table, dtype=str)
+        if "Image Index" in rows:
+            rows = rows[~("nih14:" + rows["Image Index"].str.split("_").str[0]).isin(list(held_out))]
+        for text in rows["Landmarks"]:
             points = np.asarray([float(v) for v in text.replace(",", " ").split()]).reshape(120, 2)
             shapes.append(points / 1024)
     return shapes
@@ -453,8 +463,10 @@ def main() -> None:
     torch.manual_seed(arguments.seed)
     rng = np.random.default_rng(arguments.seed)
     model = AnatomySegmenter(ORGANS)
-    items = json.loads((root / "datalist.json").read_text())["training"]
-    shapes = read_shapes(arguments.dataset_dir / "chexmask_sample")
+    datalist = json.loads((root / "datalist.json").read_text())
+    items = datalist["training"]
+    held_out = {i["patient_id"] for section, others in datalist.items() if section != "training" for i in others}
+    shapes = read_shapes(arguments.dataset_dir / "chexmask_sample", held_out)
     hearts = HeartShape(shapes, model.size)
     squares, drawn = [], []
     for item in tqdm(items, desc="films", mininterval=10):

@@ -13,6 +13,7 @@ from __future__ import annotations
 import random
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 
@@ -47,6 +48,15 @@ def test_fill_contour_is_where_the_points_are() -> None:
     expected = np.zeros((40, 40), bool)
     expected[20:, 10:30] = True
     assert (mask ^ expected).sum() <= 50  # at most the outline
+
+
+def test_shapes_of_held_out_patients_are_left_out(shared_data, shapes) -> None:
+    # the one heart of the testing section is also a row of the CheXmask sample
+    table = pd.read_csv(shared_data / "chexmask_sample" / "ChestX-Ray8.csv", dtype=str)
+    rows = table["Image Index"].str.startswith("00001437_").sum()
+    assert rows > 0
+    kept = read_shapes(shared_data / "chexmask_sample", {"nih14:00001437", "hannover:00001437"})
+    assert len(kept) == len(shapes) - rows
 
 
 def test_read_box() -> None:

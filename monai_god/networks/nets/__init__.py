@@ -12,3 +12,4 @@
 from __future__ import annotations
 
 from .god_net import GoDEmbedder, GoDNet, GoDOutput, NodeContributions, select_rows
+from .segmenter import AnatomySegmenter, load_cxr_segmenter, tidy_mask
