@@ -82,8 +82,8 @@ def read_shapes(folder: Path, held_out: Collection[str] = ()) -> list[np.ndarray
 
     Args:
         folder: where the tables are.
-        held_out: patient ids as in the datalist (``nih14:00001437``) whose shapes are left out. Only the ChestX-ray8 table
-            shares patients with it.
+        held_out: patient ids as in the datalist (``nih14:00001437``) whose shapes are left out. Only the ChestX-ray8
+            table shares patients with it.
     """
     shapes = []
     for table in sorted(folder.glob("*.csv")):
