@@ -8,5 +8,15 @@
 # WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
 # See the License for the specific language governing permissions and
 # limitations under the License.
-
 from __future__ import annotations
+
+from .cached_graphs import CachedGraphDataset, collate_graphs, graph_tensors, prepare_graph_batch
+from .runs import (
+    GraphInferer,
+    build_god_net,
+    embed_dataset,
+    evaluate_run,
+    initialise_run,
+    load_run,
+    write_embeddings,
+)

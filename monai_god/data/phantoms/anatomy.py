@@ -148,7 +148,7 @@ def draw_anatomy(rng: np.random.Generator) -> Anatomy:
             float(n(82, 8)),
             float(n(175, 16)),
             float(np.clip(n(58, 9) + 6 * build, 36, 85)),
-            float(np.clip(n(34, 13) + 10 * build, 6, 80)),
+            float(np.clip(n(24, 9) + 6 * build, 5, 48)),
         ),
         markings=float(np.exp(n(0, 0.18))),
         hila=n(0, 5, (2, 2)),

@@ -22,7 +22,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Literal, get_args
+from math import cos, sin, tan
+from typing import Any, Literal, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -44,6 +45,11 @@ _MU_SOFT, _MU_BONE, _MU_METAL = 0.0195, 0.036, 0.5
 _LACK = 0.74
 # Depth (z) of the planes in which flat structures lie.
 _Z_LUNG, _Z_HEART, _Z_SPINE, _Z_BREAST = 0.0, 28.0, -58.0, 100.0
+
+# Grid (mm) of the tables over heights and over distances from the midline.
+_GRID = np.arange(-60.0, 420.0)
+# Height of the beam's centre.
+_BEAM_Y = 124.0
 
 # Half-width of the rib cage's inside by depth below the apex, relative to its greatest.
 _CAGE_Y = np.array([-40, -16, -8, 0, 8, 19, 30, 43, 56, 80, 107, 134, 160, 187, 213, 245, 330], dtype=np.float64)
@@ -198,9 +204,9 @@ class _Exposure:
         self.source, self.detector = (1800.0, 140.0) if visit.view == "PA" else (1150.0, -140.0)
         self.density = max(0.5, size / 512)  # samples along the tubes
         axis = (np.arange(size, dtype=np.float32) + 0.5 - size / 2) * np.float32(self.mm)
-        cos, sin = np.float32(np.cos(visit.roll)), np.float32(np.sin(visit.roll))
         du, dv = axis[None, :] - np.float32(visit.shift[0]), axis[:, None] - np.float32(visit.shift[1])
-        self._u, self._v = cos * du + sin * dv, cos * dv - sin * du
+        c, s = cos(visit.roll), sin(visit.roll)
+        self._u, self._v = c * du + s * dv, c * dv - s * du
         area = (self.mm / self._magnification(0.0)) ** 2
         self.soft, self.bone, self.metal = (Splatter(size, float(area)) for _ in range(3))
         self._cage()
@@ -208,26 +214,27 @@ class _Exposure:
 
     # ---- geometry
 
-    def _magnification(self, z: npt.ArrayLike) -> npt.NDArray[np.floating]:
-        return self.source / (self.source - np.abs(self.detector - np.asarray(z)))
+    def _magnification(self, z: Any) -> Any:
+        """Magnification at depth z, a number or an array."""
+        return self.source / (self.source - abs(self.detector - z))
 
     def project(self, points: Vector) -> tuple[Vector, Vector]:
         """Pixel coordinates (column, row) of points [..., 3]."""
         x, y, z = points[..., 0], points[..., 1], points[..., 2]
         m = self._magnification(z)
-        u = m * (x * np.cos(self.v.yaw) + z * np.sin(self.v.yaw))
-        v = m * ((y - 124.0) * np.cos(self.v.pitch) + z * np.sin(self.v.pitch))
-        cos, sin = np.cos(self.v.roll), np.sin(self.v.roll)
-        col = (cos * u - sin * v + self.v.shift[0]) / self.mm + self.size / 2
-        row = (sin * u + cos * v + self.v.shift[1]) / self.mm + self.size / 2
+        u = m * (x * cos(self.v.yaw) + z * sin(self.v.yaw))
+        v = m * ((y - _BEAM_Y) * cos(self.v.pitch) + z * sin(self.v.pitch))
+        c, s = cos(self.v.roll) / self.mm, sin(self.v.roll) / self.mm
+        col = c * u - s * v + (self.v.shift[0] / self.mm + self.size / 2)
+        row = s * u + c * v + (self.v.shift[1] / self.mm + self.size / 2)
         return col, row
 
     def plane(self, z: float, step: int = 1) -> tuple[Array, Array]:
         """Coordinates (x, y) of the pixels' rays in the plane at depth z, every ``step`` pixels."""
         m = self._magnification(z)
         u, v = self._u[::step, ::step], self._v[::step, ::step]
-        x = u * np.float32(1 / (m * np.cos(self.v.yaw))) - np.float32(z * np.tan(self.v.yaw))
-        y = v * np.float32(1 / (m * np.cos(self.v.pitch))) - np.float32(z * np.tan(self.v.pitch) - 124.0)
+        x = u * (1 / (m * cos(self.v.yaw))) - z * tan(self.v.yaw)
+        y = v * (1 / (m * cos(self.v.pitch))) - (z * tan(self.v.pitch) - _BEAM_Y)
         return x, y
 
     def tube(
@@ -240,7 +247,7 @@ class _Exposure:
     ) -> None:
         """Draw tubes along curves [..., N, 3]; solid, or hollow with a ``wall`` in mm. The rest are numbers or [..., N]."""
         r, thick, weight = (
-            np.broadcast_to(np.asarray(v, dtype=np.float64), points.shape[:-1])
+            np.broadcast_to(np.asarray(v, dtype=np.float32), points.shape[:-1])
             for v in (radius, 0.0 if wall is None else wall, strength)
         )
         if points.ndim == 2:
@@ -249,38 +256,36 @@ class _Exposure:
             knots = np.concatenate([[0.0], np.cumsum(np.linalg.norm(np.diff(points, axis=0), axis=1))])
             fine = np.linspace(0, knots[-1], max(4, int(np.ceil(knots[-1] * per_mm * 1.5))))
             points = np.stack([np.interp(fine, knots, points[:, k]) for k in range(3)], -1)
-            r, thick, weight = (np.interp(fine, knots, v) for v in (r, thick, weight))
+            r, thick, weight = (np.interp(fine, knots, v).astype(np.float32) for v in (r, thick, weight))
+        points = points.astype(np.float32)
         col, row = self.project(points)
         step = np.linalg.norm(np.gradient(points, axis=-2), axis=-1)
         dc, dr = np.gradient(col, axis=-1), np.gradient(row, axis=-1)
         norm = np.maximum(np.hypot(dc, dr), 1e-6)
         per_mm = float(self._magnification(0.0)) / self.mm
-        around = int(np.clip(np.ceil(2 * float(r.max()) * per_mm * 1.2), 3, 60))
+        across = 2 * float(r.max()) * per_mm
+        around = int(np.clip(np.ceil(across * (1.1 if across < 16 else 1.6)), 3, 90))
         # Even steps in angle: the samples lie densest where the chord is steepest.
-        angle = np.pi * (stagger(col.size, around).reshape(*col.shape, around) - 0.5)
-        s, cos = np.sin(angle), np.cos(angle)
-        chord = cos
+        angle = np.float32(np.pi) * (stagger(col.size, around).reshape(*col.shape, around) - 0.5)
+        s, c = np.sin(angle), np.cos(angle)
+        chord = c
         if wall is not None:
             inner = np.maximum(1 - thick / r, 0.0)[..., None]
-            chord = cos - np.sqrt(np.maximum(inner**2 - s**2, 0.0))
-        volume = (2 * np.pi / around) * (weight * r**2 * step)[..., None] * chord * cos
+            chord = c - np.sqrt(np.maximum(inner**2 - s**2, 0.0))
+        volume = (2 * np.pi / around) * (weight * r**2 * step)[..., None] * chord * c
         reach = (r * per_mm)[..., None] * s
         into.points(col[..., None] - (dr / norm)[..., None] * reach, row[..., None] + (dc / norm)[..., None] * reach, volume)
-
-    def samples(self, count: int) -> int:
-        return int(count * self.density)
 
     # ---- lungs, heart, body
 
     def _cage(self) -> None:
         """Outlines of the lungs by height, on a grid of 1 mm."""
         a, v = self.a, self.v
-        y = np.arange(-60.0, 420.0)
+        y = _GRID
         stretch = a.height / 215.0
         wide = a.half_width * (1 + 0.012 * v.breath)
         bumps = PchipInterpolator([-60, 15, 90, 180, 420], np.vstack([a.cage[:, :1].T, a.cage.T]), axis=0)(y)
         shape = PchipInterpolator(_CAGE_Y * stretch, _CAGE_W)(np.clip(y, -40 * stretch, 330 * stretch))
-        self.y0 = -60.0
         self.cage = [wide * shape * (1 + bumps[:, side]) for side in (0, 1)]
         self.cage_depth = (a.half_depth * (1 + 0.02 * v.breath)) * np.clip(shape, 0.35, 1.0) ** 0.7
         apex = 40.0
@@ -307,17 +312,19 @@ class _Exposure:
             # The border that the ray touches lies behind the midplane.
             self.medial.append(near + (1 if side == 1 else -1) * -30.0 * np.tan(v.yaw))
 
-    def look(self, table: Vector, y: npt.NDArray[np.floating]) -> Array:
-        """Values of a table over heights (1 mm grid) at y."""
-        at = np.clip(y - np.float32(self.y0), 0, len(table) - 1.001).astype(np.float32)
-        low = at.astype(np.int32)
+    @staticmethod
+    def _look(table: Vector, at: npt.NDArray[np.floating]) -> Array:
+        """Values of a table on the grid of 1 mm from -60 at ``at``."""
+        place = np.clip(at.astype(np.float32) + np.float32(-_GRID[0]), 0, len(table) - 1.001)
+        low = place.astype(np.int32)
         values = table.astype(np.float32)
-        return values[low] + (values[low + 1] - values[low]) * (at - low)
+        step = np.append(np.diff(values), np.float32(0))
+        return values[low] + step[low] * (place - low)
 
     def _dome(self, side: int) -> Vector:
         """Height of the diaphragm by distance outwards from the midline, on a grid of 1 mm from -60."""
         a, v = self.a, self.v
-        out = np.arange(-60.0, 240.0)
+        out = _GRID
         top = a.height + a.dome[side] + 13.0 * v.breath - (0.0 if v.view == "PA" else 4.0)
         middle = 0.55 * a.half_width
         t = (out - middle) / (a.half_width - middle)
@@ -353,42 +360,46 @@ class _Exposure:
         self.masks: dict[str, npt.NDArray[np.bool_]] = {}
         lungs = np.zeros((size, size), np.float32)
         over = np.zeros((size, size), np.float32)
-        depth = 2 * self.look(self.cage_depth, y)
+        depth = 2 * self._look(self.cage_depth, y)
         self.lung_parts = []
         for side, name in enumerate(("right_lung", "left_lung")):
-            out = -x if side == 0 else x
-            lateral, medial = self.look(self.lateral[side], y), self.look(self.medial[side], y)
-            below = y - self.look_out(self._dome(side), out)
-            inside = (out > medial) & (out < lateral) & (y > 0)
-            self.masks[name] = inside & (below < 0)
+            # Only the part of the film that can hold this lung.
+            near = np.flatnonzero((-x if side == 0 else x).max(0) > 0)
+            part = slice(near[0], near[-1] + 1) if near.size else slice(0)
+            out, down = (-x if side == 0 else x)[:, part], y[:, part]
+            lateral, medial = self._look(self.lateral[side], down), self._look(self.medial[side], down)
+            below = down - self._look(self._dome(side), out)
+            inside = (out > medial) & (out < lateral) & (down > 0)
+            mask = np.zeros((size, size), np.bool_)
+            mask[:, part] = inside & (below < 0)
+            self.masks[name] = mask
             across = np.clip(out / np.maximum(lateral, 1), -1, 1)
-            chord = depth * np.sqrt(np.maximum(1 - across**2, 0)) * inside
+            chord = depth[:, part] * np.sqrt(np.maximum(1 - across**2, 0)) * inside
             # Medially the lungs give way to the mediastinum, below the dome to the organs that the dome covers.
             g = np.clip((out - medial) / 42.0, 0, 1)
-            chord *= 0.14 + 0.86 * g**0.7
-            lungs += chord
-            over += np.sqrt(np.clip(below / 30.0, 0, 1)) * inside
-            self.lung_parts.append((out, lateral, medial, below, chord))
+            chord *= 0.14 + 0.86 * g * (1.6 - 0.6 * g)
+            lungs[:, part] += chord
+            over[:, part] += np.sqrt(np.clip(below / 30.0, 0, 1)) * inside
+            self.lung_parts.append((part, out, lateral, below, inside))
         hx, hy, outline = self._heart_outline()
         px, py = self.plane(_Z_HEART)
-        dx, dy = px - np.float32(hx), py - np.float32(hy)
-        angle = np.arctan2(dy, dx) * np.float32(720 / (2 * np.pi))
-        wrapped = np.concatenate([outline, outline[:1]]).astype(np.float32)
-        at = np.where(angle < 0, angle + np.float32(720), angle)
-        low = np.minimum(at.astype(np.int32), 719)
-        radius = wrapped[low] + (wrapped[low + 1] - wrapped[low]) * (at - low)
-        rho = np.hypot(dx, dy) / radius
-        self.masks["heart"] = rho < 1
-        self.heart_chord = 125.0 * self.a.heart_scale[0] * np.sqrt(np.maximum(1 - rho**2, 0)).astype(np.float32)
+        px, py = px - hx, py - hy
+        reach = float(outline.max())
+        rows = np.flatnonzero((np.abs(py) < reach).any(1))
+        cols = np.flatnonzero((np.abs(px) < reach).any(0))
+        self.masks["heart"] = np.zeros((size, size), np.bool_)
+        heart = np.zeros((size, size), np.float32)
+        if rows.size and cols.size:
+            box = np.s_[rows[0] : rows[-1] + 1, cols[0] : cols[-1] + 1]
+            angle = np.arctan2(py[box], px[box])
+            at = np.where(angle < 0, angle + np.float32(2 * np.pi), angle) * np.float32(len(outline) / (2 * np.pi))
+            low = np.minimum(at.astype(np.int32), len(outline) - 1)
+            closed = np.append(outline, outline[0]).astype(np.float32)
+            rho = np.hypot(px[box], py[box]) / (closed[low] + np.diff(closed)[low] * (at - low))
+            self.masks["heart"][box] = rho < 1
+            heart[box] = 125.0 * self.a.heart_scale[0] * np.sqrt(np.maximum(1 - rho**2, 0))
         self.heart_at = (hx, hy)
-        self.lungs = np.maximum(lungs - self.heart_chord, 0.14 * lungs) * (1 - 0.94 * over)
-
-    def look_out(self, table: Vector, out: Array) -> Array:
-        """Values of a table over distances outwards (1 mm grid from -60) at ``out``."""
-        at = np.clip(out + np.float32(60), 0, len(table) - 1.001)
-        low = at.astype(np.int32)
-        values = table.astype(np.float32)
-        return values[low] + (values[low + 1] - values[low]) * (at - low)
+        self.lungs = np.maximum(lungs - heart, 0.14 * lungs) * (1 - 0.94 * over)
 
     def _body(self) -> Array:
         """Path length through the body, [size, size]."""
@@ -397,7 +408,7 @@ class _Exposure:
         x, y = self.plane(0.0, step)
         wall = a.wall + v.weight
         # Trunk: widest at the armpits and below; its top closes under the shoulders.
-        half = (self.look(self.cage[0], y) + self.look(self.cage[1], y)) / 2 + wall
+        half = (self._look(self.cage[0], y) + self._look(self.cage[1], y)) / 2 + wall
         trunk_y = np.clip((y + 30) / 60, 0, 1)
         half = np.where(y > 250, half - 0.18 * np.minimum(y - 250, 90), half)
         front_back = 2 * (a.half_depth + 0.75 * wall + 10)
@@ -419,9 +430,10 @@ class _Exposure:
 
     @staticmethod
     def _capsule(x: Array, y: Array, start: Vector, end: Vector, r0: float, r1: float, deep: float) -> Array:
-        d = end - start
-        t = np.clip(((x - start[0]) * d[0] + (y - start[1]) * d[1]) / float(d @ d), 0, 1)
-        away2 = (x - start[0] - t * d[0]) ** 2 + (y - start[1] - t * d[1]) ** 2
+        (sx, sy), (dx, dy) = start.tolist(), (end - start).tolist()
+        px, py = x - sx, y - sy
+        t = np.clip((px * dx + py * dy) / (dx * dx + dy * dy), 0, 1)
+        away2 = (px - t * dx) ** 2 + (py - t * dy) ** 2
         r = r0 + t * (r1 - r0)
         return 2 * deep * np.sqrt(np.maximum(r**2 - away2, 0))
 
@@ -440,20 +452,26 @@ class _Exposure:
 
     def _ribs(self) -> None:
         a, v = self.a, self.v
-        count = self.samples(480)
+        count = round(440 * self.density)
         beta = np.linspace(0, 1, count)
         stretch = a.height / 215.0
+        around = 2 * max(8, round(15 * self.density))
+        phi = np.float32(2 * np.pi) * stagger(count, around)
+        c, s = np.cos(phi)[..., None], np.sin(phi)[..., None]
         for side, sign in ((0, -1), (1, 1)):
             for i in range(11):
                 end = _RIB_END[i]
                 start = 0.1
                 alpha = start + (end - start) * beta
                 whole = (alpha - start) / (np.pi - start)
-                fall = whole**2 * (3 - 2 * whole) - 0.055 * np.exp(-(((whole - 0.17) / 0.11) ** 2))
+                # Upper ribs leave the spine level, lower ones slope at once.
+                steep = 0.085 * i
+                arch = whole**2 * (3 - 2 * whole) - 0.05 * np.exp(-(((whole - 0.17) / 0.11) ** 2))
+                fall = (1 - steep) * arch + steep * 1.25 * whole
                 drop = _RIB_FALL[i] * a.rib_drop * stretch**0.5 * (1 - 0.05 * v.breath)
                 y = (a.rib_first + a.rib_pitch * i * stretch**0.8) + a.rib_steps[side, i] + drop * fall
-                wide = self.look(self.cage[side], y) + 3.0
-                deep = self.look(self.cage_depth, y) + 3.0
+                wide = self._look(self.cage[side], y) + 3.0
+                deep = self._look(self.cage_depth, y) + 3.0
                 out = wide * np.sin(alpha) ** 0.92
                 points = np.stack([sign * out, y, -deep * np.cos(alpha) - 6.0], -1)
                 if a.rib_scar[0] == i and side == 0:
@@ -470,18 +488,12 @@ class _Exposure:
                 high = a.rib_height * (0.9 + 0.25 * beta) * (0.75 if i == 10 else 1.0) * (1 + 0.4 * scar)
                 thick = 3.3 * (1 + 0.5 * scar) * np.ones(count)
                 fade = np.clip((1 - beta) / 0.04, 0, 1) * (1 - 0.35 * beta)
-                around = max(16, round(34 * self.density))
-                phi = 2 * np.pi * stagger(count, around)
-                c, s = np.cos(phi), np.sin(phi)
-                arc = np.hypot(high[:, None] * s, thick[:, None] * c) * (2 * np.pi / around)
-                for part, wall in ((1.0, 1.25), (0.55, 1.0)):
-                    spot = points[:, None] + part * (
-                        (high[:, None] * c)[..., None] * upward[:, None] + (thick[:, None] * s)[..., None] * outward[:, None]
-                    )
-                    self.bone.points(*self.project(spot), wall * (1 + scar)[:, None] * part * arc * (step * fade)[:, None])
-                    if part == 1.0:
-                        phi_half = slice(None, None, 2)
-                        arc, c, s = 2 * arc[:, phi_half], c[:, phi_half], s[:, phi_half]
+                axis, up, out_ = (v.astype(np.float32)[:, None] for v in (points, high[:, None] * upward, thick[:, None] * outward))
+                arc = np.hypot(high[:, None] * s[..., 0], thick[:, None] * c[..., 0]) * (2 * np.pi / around)
+                volume = (arc * ((1 + scar) * step * fade)[:, None]).astype(np.float32)
+                ring = c * up + s * out_
+                self.bone.points(*self.project(axis + ring), 1.25 * volume)
+                self.bone.points(*self.project(axis + 0.55 * ring[:, ::2]), 1.1 * volume[:, ::2])
 
     def _girdle(self) -> None:
         """Clavicles, scapulae, upper arms."""
@@ -556,11 +568,9 @@ class _Exposure:
         a = self.a
         x, y = self.plane(_Z_SPINE)
         out = np.zeros((self.size, self.size), np.float32)
-        t = (y + 130) / 480
-        bend = np.zeros_like(y)
-        for k, amplitude in enumerate(a.bend, start=1):
-            bend += np.float32(amplitude) * np.sin(np.float32(np.pi * k) * t + np.float32(k))
-        d = x - bend * 0.6
+        t = (_GRID + 130) / 480
+        bend = sum(amplitude * np.sin(np.pi * k * t + k) for k, amplitude in enumerate(a.bend, start=1))
+        d = x - self._look(0.6 * bend, y)
         near = np.abs(d) < 46
         y, d = y[near], d[near]
         half = a.spine_size * np.interp(y, [-140, 0, 130, 320], [11.5, 14.5, 17.0, 23.0]).astype(np.float32)
@@ -574,7 +584,7 @@ class _Exposure:
         waist = half * (1 - 0.14 * np.sin(np.pi * np.clip(f / 0.8, 0, 1)))
         chord = 2 * 0.9 * half * np.sqrt(np.maximum(1 - (d / waist) ** 2, 0))
         in_body = np.clip(np.minimum(f, 0.8 - f) * tall / 1.2 + 0.5, 0, 1)
-        bone = chord * 0.085 * in_body
+        bone = chord * 0.11 * in_body
         inside = np.clip((waist - np.abs(d)) / 1.0 + 0.5, 0, 1)
         end_plate = np.exp(-((f * tall / 1.3) ** 2)) + np.exp(-(((f - 0.8) * tall / 1.3) ** 2))
         bone += 1.5 * end_plate * inside
@@ -587,7 +597,7 @@ class _Exposure:
         wing = np.exp(-(((f - 0.2) * tall / 3.5) ** 2)) * np.clip((34 - np.abs(d)) / 8, 0, 1) * (np.abs(d) > 0.7 * half)
         bone += 1.6 * wing
         # Processes behind the bodies blur into a band.
-        bone += 0.7 * np.exp(-((d / (0.8 * half)) ** 4))
+        bone += 1.0 * np.exp(-((d / (0.8 * half)) ** 4))
         out[near] = bone
         return out
 
@@ -623,20 +633,19 @@ class _Exposure:
         # Trunk of the lung artery, between the arch and the heart's border.
         trunk = curve([(2, 138, 45), (20, 114, 35), (29, 98, 20), (33, 84, 8)])
         t = np.linspace(0, 1, len(trunk))
-        self.tube(self.soft, trunk + (1.5 * a.bulge, 4 * b, 0), (14.0 + 1.8 * a.bulge) * np.sqrt(1.001 - t**4))
+        fade = np.clip(3 * np.minimum(t, 1 - t), 0, 1)
+        self.tube(self.soft, trunk + (1.5 * a.bulge, 4 * b, 0), 13.0 + 1.8 * a.bulge, strength=fade)
         # Arch of the aorta and the aorta going down.
         height, radius, stand = a.arch
-        arch = curve([(-8, height + 22, 35), (2, height - 2, 15), (stand - radius * 0.55, height, -18)])
-        self.tube(self.soft, arch, 0.8 * radius, strength=0.4)
         going = np.array([[stand - 8, height, -40], [stand - 9, 130, -55], [stand - 17, 250, -58]])
-        self.tube(self.soft, curve(going), 0.72 * radius, strength=0.7)
+        self.tube(self.soft, curve(going), 0.72 * radius, strength=0.7 * fade)
         if a.arch_calcium > 0.05:
             turn = np.linspace(-1.9, 0.7)
             shell = np.stack([stand - radius + radius * np.cos(turn), height + radius * np.sin(turn), np.full(turn.shape, -20.0)], -1)
             self.tube(self.bone, shell, 0.9, strength=2.0 * a.arch_calcium)
         # Upper right: the great vein.
-        vein = curve([(-10, -30, 15), (-17, 40, 15), (-19, 150, 20)])
-        self.tube(self.soft, vein, 8.0)
+        vein = curve([(-10, -40, 15), (-17, 40, 15), (-19, 190, 20)])
+        self.tube(self.soft, vein, 8.0, strength=fade)
 
     def _vessels(self) -> None:
         a, v = self.a, self.v
@@ -676,29 +685,29 @@ class _Exposure:
         if v.water > 0:
             filled += np.float32(0.05 * v.water) * np.clip(1 + 0.3 * cloud + 0.2 * fine, 0, 4)
         filled = 0.85 * np.tanh(np.maximum(filled * (1 + 0.06 * fine), 0) / 0.85)
-        for side, (_, (out_map, lateral, _, below, chord)) in enumerate(zip((0, 1), self.lung_parts, strict=True)):
+        for side, (part, out_map, lateral, below, inside) in enumerate(self.lung_parts):
+            here = filled[:, part]
             if v.effusion[side] > 0:
                 # Fluid stands higher at the sides; bedside films veil the whole field instead.
                 sharp = 5.0 if v.view == "PA" else 22.0
                 rim = np.clip(out_map / np.maximum(lateral, 1), 0, 1) ** 3
                 level = v.effusion[side] * (0.35 + 0.75 * rim) - 14.0
                 wet = 1 / (1 + np.exp(-np.clip((below + level) / sharp, -30, 30)))
-                filled = np.where(chord > 0, np.maximum(filled, 0.93 * wet), filled)
+                here = np.where(inside, np.maximum(here, 0.93 * wet), here)
             if v.pneumothorax[side] > 0:
-                width = v.pneumothorax[side] * np.clip(1.3 - y / 190, 0.15, 1.3)
-                depth = np.minimum(lateral - out_map, y * 1.4)
-                empty = np.clip((width - depth) / 1.2, 0, 1) * (chord > 0)
-                self.no_vessels = np.maximum(self.no_vessels, empty)
-                filled = np.where(chord > 0, filled * (1 - empty) - 0.10 * empty, filled)
-                self.line += 1.6 * np.exp(-(((depth - width) / 0.8) ** 2)) * (chord > 0)
-        return filled.astype(np.float32)
+                width = v.pneumothorax[side] * np.clip(1.3 - y[:, part] / 190, 0.15, 1.3)
+                depth = np.minimum(lateral - out_map, y[:, part] * 1.4)
+                empty = np.clip((width - depth) / 1.2, 0, 1) * inside
+                self.no_vessels[:, part] = np.maximum(self.no_vessels[:, part], empty)
+                here = np.where(inside, here * (1 - empty) - 0.10 * empty, here)
+                self.line[:, part] += 1.6 * np.exp(-(((depth - width) / 0.8) ** 2)) * inside
+            filled[:, part] = here
+        return filled
 
     def place(self, side: int, across: float, along: float) -> tuple[float, float]:
         """A place in a lung: (outwards, y), from parts across it and along it."""
-        out_grid = np.arange(-60.0, 240.0)
-        down = 8 + along * (float(np.interp(0.5 * self.a.half_width, out_grid, self._dome(side))) - 14)
-        grid = np.arange(-60.0, 420.0)
-        near, far = (float(np.interp(down, grid, table[side])) for table in (self.medial, self.lateral))
+        down = 8 + along * (float(np.interp(0.5 * self.a.half_width, _GRID, self._dome(side))) - 14)
+        near, far = (float(np.interp(down, _GRID, table[side])) for table in (self.medial, self.lateral))
         return near + across * (far - near), down
 
     def _marks(self) -> None:
@@ -823,7 +832,7 @@ class _Exposure:
         filled = self._disease()
         texture = 1 + 0.012 * smooth_noise(self.rng, size, 30) + 0.014 * smooth_noise(self.rng, size, 110)
         air = self.lungs * (1 - filled) * texture
-        vessels = blur(self.vessels.image(), max(0.4, 0.6 / px)) * (1 - self.no_vessels)
+        vessels = blur(13 * np.tanh(self.vessels.image() / 13), max(0.4, 0.6 / px)) * (1 - self.no_vessels)
         inside = np.clip(air / 25, 0, 1)
         soft = blur(self.soft.image(), max(0.5, 0.9 / px))
         body = self._body()
@@ -847,7 +856,7 @@ class _Exposure:
         for sign in (-1, 1):
             lower = np.where(y > height, 1.0, 1.9)  # steep below, sloping above
             r2 = ((x - sign * away) / (radius * 1.12)) ** 2 + ((y - height) / (radius * lower)) ** 2
-            total += thick * np.sqrt(np.maximum(1 - r2, 0))
+            total += thick * np.maximum(1 - r2, 0) ** np.where(y > height, 0.5, 0.9)
         return resize(total.astype(np.float32), self.size)
 
     def _stomach(self) -> Array:
@@ -856,7 +865,7 @@ class _Exposure:
             return np.zeros((self.size, self.size), np.float32)
         step = 2 if self.size >= 256 else 1
         x, y = self.plane(10.0, step)
-        top = float(np.interp(v.gas_at[0], np.arange(-60.0, 240.0), self._dome(1)))
+        top = float(np.interp(v.gas_at[0], _GRID, self._dome(1)))
         wobble = 1 + 0.25 * resize(smooth_noise(self.rng, 64, 5), x.shape[0])
         r2 = ((x - v.gas_at[0]) / (1.5 * v.gas)) ** 2 + ((y - top - 6 - v.gas) / v.gas) ** 2
         return resize((1.7 * v.gas * np.sqrt(np.maximum(1 - r2 * wobble, 0))).astype(np.float32), self.size)

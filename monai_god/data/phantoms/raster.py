@@ -93,7 +93,7 @@ class Splatter:
         return (total / self.pixel_area).astype(np.float32).reshape(self.size, self.size)
 
 
-def stagger(count: int, around: int) -> Vector:
+def stagger(count: int, around: int) -> Array:
     """Fractions [count, around] in [0, 1), shifted from one cross-section to the next."""
-    start = (np.arange(count) * _GOLDEN)[:, None]
-    return (np.arange(around)[None, :] + start % 1.0) / around
+    start = (np.arange(count) * _GOLDEN)[:, None] % 1.0
+    return ((np.arange(around)[None, :] + start) / around).astype(np.float32)
