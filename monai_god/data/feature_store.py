@@ -46,8 +46,8 @@ def feature_key(content: str, preprocessing: Mapping[str, Any], backbone: str, v
 
 class FeatureStore:
     """
-    Arrays by key on disk: an LMDB environment, so writes are transactions (a killed process leaves no half entry), reads
-    are memory-mapped, and several processes read while one writes.
+    Arrays by key on disk: an LMDB environment, so writes are transactions (a killed process leaves no half entry),
+    reads are memory-mapped, and several processes read while one writes.
 
     Args:
         path: folder; made when absent.
@@ -75,7 +75,9 @@ class FeatureStore:
             try:
                 self._environment = lmdb.open(str(self.path), map_size=self.map_size, max_readers=1024, readahead=False)
             except lmdb.Error as error:
-                raise FeatureStoreError(f"{self.path} is not a feature store: remove it or name another folder") from error
+                raise FeatureStoreError(
+                    f"{self.path} is not a feature store: remove it or name another folder"
+                ) from error
             self._process = os.getpid()
         return self._environment
 

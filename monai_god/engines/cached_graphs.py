@@ -79,8 +79,8 @@ class CachedGraphDataset(Dataset):  # type: ignore[type-arg]
     """
     Anatomy graphs with backbone features; the frozen backbone sees each image once and the store keeps the result.
 
-    Items that cannot be read or have no usable anatomy are left out, counted in :attr:`failed` and listed (file and reason)
-    in ``unreadable.csv`` beside the store. In a distributed run every process extracts its share.
+    Items that cannot be read or have no usable anatomy are left out, counted in :attr:`failed` and listed (file and
+    reason) in ``unreadable.csv`` beside the store. In a distributed run every process extracts its share.
 
     Args:
         items: of a datalist section, with absolute paths.
@@ -174,8 +174,8 @@ class CachedGraphDataset(Dataset):  # type: ignore[type-arg]
                     graph: AnatomyGraph = d["graph"]
                     if graph.pool.shape[1] != flat.shape[1]:
                         raise ValueError(
-                            f"The graph pools over {graph.pool.shape[1]} cells, the backbone's map has {flat.shape[1]}: "
-                            "set BuildAnatomyGraphd's grid to the backbone's."
+                            f"The graph pools over {graph.pool.shape[1]} cells, the backbone's map has "
+                            f"{flat.shape[1]}: set BuildAnatomyGraphd's grid to the backbone's."
                         )
                     x = graph.pool @ flat[row]  # Eq. 1
                     arrays = {
@@ -243,7 +243,9 @@ def graph_tensors(batch: Any, device: torch.device | str) -> tuple[DenseGraphs, 
 def prepare_graph_batch(
     batchdata: Mapping[str, Any], device: torch.device | str | None = None, non_blocking: bool = False, **_: Any
 ) -> tuple[Any, Any, tuple[Any, ...], dict[str, Any]]:
-    """MONAI's ``prepare_batch`` for graphs: inputs, targets (labels, g), further arguments of the network, no keywords."""
+    """
+    MONAI's ``prepare_batch`` for graphs: inputs, targets (labels, g), further arguments of the network, no keywords.
+    """
     where = torch.device("cpu" if device is None else device)
     dense, nodes, g = graph_tensors(batchdata["graph"], where)
     return dense, (batchdata["label"].to(where), g), (nodes, g), {}

@@ -143,8 +143,8 @@ def evaluate_run(
     history: str | Path | None = None,
 ) -> dict[str, Any]:
     """
-    Evaluate a network on one section and leave ``metrics.json``, ``ranked_lists.png``, ``graphs.png``, ``embeddings.npz``
-    and, where a history is given, ``curves.png`` in the output folder.
+    Evaluate a network on one section and leave ``metrics.json``, ``ranked_lists.png``, ``graphs.png``,
+    ``embeddings.npz`` and, where a history is given, ``curves.png`` in the output folder.
 
     Args:
         net: the network; ``dataset``: the section's images.
@@ -195,7 +195,9 @@ def evaluate_run(
     for name in ("rank1", "map"):
         low, high = result["ci95"][name]
         print(f"{name}: {result[name]:.4f} [{low:.4f}, {high:.4f}]")
-    print(f"{result['queries']} queries, {result['gallery']} images, {result['patients']} patients; written to {folder}")
+    print(
+        f"{result['queries']} queries, {result['gallery']} images, {result['patients']} patients; written to {folder}"
+    )
     return report
 
 

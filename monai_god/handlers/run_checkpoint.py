@@ -33,8 +33,8 @@ class RunCheckpoint:
     Handler of a trainer: validate, record, save, resume.
 
     Before the first epoch and after each, the network is validated. ``last.pt`` holds all that goes on from there, so a
-    killed run continues the same on the CPU, bit for bit; ``model.pt`` is the network that validated best, the start (the
-    closed form) included; ``history.csv`` has a row per epoch. Files are written aside and renamed.
+    killed run continues the same on the CPU, bit for bit; ``model.pt`` is the network that validated best, the start
+    (the closed form) included; ``history.csv`` has a row per epoch. Files are written aside and renamed.
 
     Args:
         output_dir: where to write.
@@ -132,7 +132,13 @@ class RunCheckpoint:
             )
         state = {name: part.state_dict() for name, part in self.parts.items()}
         _save(
-            {**state, "epoch": engine.state.epoch, "history": self.history, "best": self.best, "settings": self.settings},
+            {
+                **state,
+                "epoch": engine.state.epoch,
+                "history": self.history,
+                "best": self.best,
+                "settings": self.settings,
+            },
             self.folder / "last.pt",
         )
         names = list(dict.fromkeys(name for entry in self.history for name in entry))

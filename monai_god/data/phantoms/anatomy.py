@@ -10,8 +10,8 @@
 # limitations under the License.
 """What a phantom chest X-ray is drawn from: the patient's anatomy, a visit, a scanner, as random parameters.
 
-All lengths in mm. The spreads are those of adults' films: width of the thorax, ratio of its height to its width, cardiothoracic ratio, position and
-scale on the film.
+All lengths in mm. The spreads are those of adults' films: width of the thorax, ratio of its height to its width,
+cardiothoracic ratio, position and scale on the film.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
 from .raster import Vector
 
@@ -52,8 +51,8 @@ class Anatomy:
         bend: the spine's sideways bend: three sine terms.
         spine_size: relative.
         bone: density of the skeleton, relative.
-        rib_first: height of the first rib's back end; ``rib_pitch`` from rib to rib, ``rib_drop`` from back to front, relative, ``rib_steps`` their
-            irregularity [2, 11], ``rib_height`` half the height of a rib.
+        rib_first: height of the first rib's back end; ``rib_pitch`` from rib to rib, ``rib_drop`` from back to front,
+            relative, ``rib_steps`` their irregularity [2, 11], ``rib_height`` half the height of a rib.
         rib_scar: a healed fracture: index of the rib (-1 for none) and its angle.
         clavicle: offsets of the clavicles' control points [2, 4, 3].
         scapula: height, width, and turn of the blades.
@@ -275,8 +274,10 @@ class Scanner:
         gamma: of the film's curve.
         detail: gain of the local contrast, ``detail_mm`` its scale.
         noise: relative.
-        letter: ``L``, ``R`` or empty; ``style`` 0 to 3, ``letter_at`` its place in parts of the film, ``letter_size`` mm, ``letter_turn`` radians.
-        border: 0 none, 1 black collimation, 2 white frame, 3 black with round corners; ``border_width`` left, top, right, bottom in parts of the film.
+        letter: ``L``, ``R`` or empty; ``style`` 0 to 3, ``letter_at`` its place in parts of the film, ``letter_size``
+            mm, ``letter_turn`` radians.
+        border: 0 none, 1 black collimation, 2 white frame, 3 black with round corners; ``border_width`` left, top,
+            right, bottom in parts of the film.
     """
 
     gamma: float
@@ -297,7 +298,8 @@ def draw_scanner(rng: np.random.Generator, artefact: bool) -> Scanner:
 
     Args:
         rng: random numbers.
-        artefact: a strong, always visible signature (marker, border, curve) instead of the ordinary mild differences between films.
+        artefact: a strong, always visible signature (marker, border, curve) instead of the ordinary mild differences
+            between films.
     """
     letter = str(rng.choice(["L", "R"]))
     outwards = 1.0 if letter == "L" else -1.0

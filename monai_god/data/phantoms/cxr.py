@@ -10,11 +10,13 @@
 # limitations under the License.
 """Phantom chest X-rays: patients drawn procedurally, radiographed through a model of the beam, with exact masks.
 
-A patient is a set of anatomical parameters; a visit adds pose, breath, disease, devices, exposure and noise (:mod:`.anatomy`). Bones, vessels and
-devices are tubes in three dimensions, lungs, heart and body are path lengths along the beam; their sum times the attenuation coefficients gives the
-primary beam, scatter is added, and a film curve turns it into grey values. Nothing is taken from a real image.
+A patient is a set of anatomical parameters; a visit adds pose, breath, disease, devices, exposure and noise
+(:mod:`.anatomy`). Bones, vessels and devices are tubes in three dimensions, lungs, heart and body are path lengths
+along the beam; their sum times the attenuation coefficients gives the primary beam, scatter is added, and a film
+curve turns it into grey values. Nothing is taken from a real image.
 
-Frame of a patient: x to the patient's left (right on the film), y towards the feet with 0 at the apices of the lungs, z forwards, in mm.
+Frame of a patient: x to the patient's left (right on the film), y towards the feet with 0 at the apices of the lungs,
+z forwards, in mm.
 """
 
 from __future__ import annotations
@@ -53,7 +55,9 @@ _BEAM_Y = 124.0
 
 # Half-width of the rib cage's inside by depth below the apex, relative to its greatest.
 _CAGE_Y = np.array([-40, -16, -8, 0, 8, 19, 30, 43, 56, 80, 107, 134, 160, 187, 213, 245, 330], dtype=np.float64)
-_CAGE_W = np.array([20, 33, 39, 46, 53, 60, 66, 72, 77.5, 84, 88.8, 92.2, 95, 97.2, 99, 100, 100], dtype=np.float64) / 100
+_CAGE_W = (
+    np.array([20, 33, 39, 46, 53, 60, 66, 72, 77.5, 84, 88.8, 92.2, 95, 97.2, 99, 100, 100], dtype=np.float64) / 100
+)
 # The heart's outline: angle (degrees, 0 to the patient's left, 90 to the feet) and radius (mm) of an average adult.
 _HEART_DEG = np.array([8, 22, 34, 45, 59, 92, 126, 157, 171, 196, 223, 242, 256, 273, 299, 328, 350], dtype=np.float64)
 _HEART_MM = np.array([69, 77, 79, 75, 68, 60, 62, 71, 73, 70, 72, 72, 68, 61, 51, 50, 58], dtype=np.float64)
@@ -75,8 +79,9 @@ class PhantomFilm:
 
     Args:
         image: uint8 [size, size], bright is dense.
-        masks: bool [size, size] by organ: ``left_lung`` (image right), ``right_lung``, ``heart``. The lungs are the pleural cavities above
-            the domes of the diaphragm, with the part behind the heart; disease does not change them.
+        masks: bool [size, size] by organ: ``left_lung`` (image right), ``right_lung``, ``heart``. The lungs are the
+            pleural cavities above the domes of the diaphragm, with the part behind the heart; disease does not change
+            them.
         view: ``PA`` or ``AP``.
         day: days since the patient's first film.
         visit: number of the visit, from 0.
@@ -115,9 +120,12 @@ class CXRPhantom:
         Args:
             visit: number of the visit, from 0; any order.
             size: pixels per side, 64 or more.
-            artefact: ``none``: ordinary, mild differences between films (marker or none, film curve, rarely a border), drawn anew for each;
-                ``follows_patient``: a strong signature (marker, border, film curve) that is the same in all films of the patient;
-                ``shuffled``: such a signature, drawn anew for each film. Anatomy, pose, disease and masks do not depend on it.
+            artefact: ``none``: ordinary, mild differences between films (marker or none, film curve, rarely a
+                border), drawn anew for each;
+                ``follows_patient``: a strong signature (marker, border, film curve) that is the same in all films of
+                    the patient;
+                ``shuffled``: such a signature, drawn anew for each film. Anatomy, pose, disease and masks do not
+                    depend on it.
 
         Returns:
             The film with its masks.
@@ -142,7 +150,10 @@ class CXRPhantom:
 
 @dataclass(frozen=True)
 class _Tree:
-    """Vessels of a lung as quadratic curves: control points [S, 3 points, 3] (outwards, y, z from the hilum) and radii [S]."""
+    """
+    Vessels of a lung as quadratic curves: control points [S, 3 points, 3] (outwards, y, z from the hilum) and radii
+    [S].
+    """
 
     control: Vector
     radius: Vector
@@ -245,7 +256,9 @@ class _Exposure:
         wall: npt.ArrayLike | None = None,
         strength: npt.ArrayLike = 1.0,
     ) -> None:
-        """Draw tubes along curves [..., N, 3]; solid, or hollow with a ``wall`` in mm. The rest are numbers or [..., N]."""
+        """
+        Draw tubes along curves [..., N, 3]; solid, or hollow with a ``wall`` in mm. The rest are numbers or [..., N].
+        """
         r, thick, weight = (
             np.broadcast_to(np.asarray(v, dtype=np.float32), points.shape[:-1])
             for v in (radius, 0.0 if wall is None else wall, strength)
@@ -274,7 +287,9 @@ class _Exposure:
             chord = c - np.sqrt(np.maximum(inner**2 - s**2, 0.0))
         volume = (2 * np.pi / around) * (weight * r**2 * step)[..., None] * chord * c
         reach = (r * per_mm)[..., None] * s
-        into.points(col[..., None] - (dr / norm)[..., None] * reach, row[..., None] + (dc / norm)[..., None] * reach, volume)
+        into.points(
+            col[..., None] - (dr / norm)[..., None] * reach, row[..., None] + (dc / norm)[..., None] * reach, volume
+        )
 
     # ---- lungs, heart, body
 
@@ -297,9 +312,9 @@ class _Exposure:
             out = PchipInterpolator(knots, apex + (top - apex) * np.array([0.0, 0.30, 0.48, 0.68, 0.85, 1.0]))(
                 np.clip(y, 0, 22)
             )
-            near = PchipInterpolator(knots, apex + (a.medial[side] - apex) * np.array([0.0, 0.34, 0.56, 0.78, 0.93, 1.0]))(
-                np.clip(y, 0, 22)
-            )
+            near = PchipInterpolator(
+                knots, apex + (a.medial[side] - apex) * np.array([0.0, 0.34, 0.56, 0.78, 0.93, 1.0])
+            )(np.clip(y, 0, 22))
             if side == 1:
                 # The arch of the aorta indents the left lung, the descending aorta runs below it, towards the spine.
                 height, radius, stand = a.arch
@@ -412,7 +427,12 @@ class _Exposure:
         trunk_y = np.clip((y + 30) / 60, 0, 1)
         half = np.where(y > 250, half - 0.18 * np.minimum(y - 250, 90), half)
         front_back = 2 * (a.half_depth + 0.75 * wall + 10)
-        trunk = front_back * (0.75 + 0.25 * np.clip(y / 120, 0, 1)) * np.sqrt(np.maximum(1 - np.abs(x / half) ** 8, 0)) * np.sqrt(trunk_y * (2 - trunk_y))
+        trunk = (
+            front_back
+            * (0.75 + 0.25 * np.clip(y / 120, 0, 1))
+            * np.sqrt(np.maximum(1 - np.abs(x / half) ** 8, 0))
+            * np.sqrt(trunk_y * (2 - trunk_y))
+        )
         total = trunk**5
         for sign in (-1, 1):
             joint = np.array(self._shoulder(sign)[:2])
@@ -424,7 +444,10 @@ class _Exposure:
             ]
             for start, end, r0, r1, deep in parts:
                 total += self._capsule(x, y, start, end, r0, r1, deep) ** 5
-        total += self._capsule(x, y, np.array([0.0, -150.0]), np.array([0.0, 10.0]), 52 + 0.3 * wall, 60 + 0.3 * wall, 1.0) ** 5
+        total += (
+            self._capsule(x, y, np.array([0.0, -150.0]), np.array([0.0, 10.0]), 52 + 0.3 * wall, 60 + 0.3 * wall, 1.0)
+            ** 5
+        )
         total += self._capsule(x, y, np.array([0.0, -230.0]), np.array([0.0, -170.0]), 82, 82, 1.0) ** 5
         return resize((total**0.2).astype(np.float32), self.size)
 
@@ -488,7 +511,9 @@ class _Exposure:
                 high = a.rib_height * (0.9 + 0.25 * beta) * (0.75 if i == 10 else 1.0) * (1 + 0.4 * scar)
                 thick = 3.3 * (1 + 0.5 * scar) * np.ones(count)
                 fade = np.clip((1 - beta) / 0.04, 0, 1) * (1 - 0.35 * beta)
-                axis, up, out_ = (v.astype(np.float32)[:, None] for v in (points, high[:, None] * upward, thick[:, None] * outward))
+                axis, up, out_ = (
+                    v.astype(np.float32)[:, None] for v in (points, high[:, None] * upward, thick[:, None] * outward)
+                )
                 arc = np.hypot(high[:, None] * s[..., 0], thick[:, None] * c[..., 0]) * (2 * np.pi / around)
                 volume = (arc * ((1 + scar) * step * fade)[:, None]).astype(np.float32)
                 ring = c * up + s * out_
@@ -536,7 +561,7 @@ class _Exposure:
                 return np.stack([edge[0] + sign * x, edge[1] + y, edge[2] - 0.35 * (-out)], -1)
 
             inward = 1.0 - 0.004 * v.scapulae
-            glenoid, neck = (0.0, 0.0), (-8.0, 18.0)
+            _glenoid, neck = (0.0, 0.0), (-8.0, 18.0)
             lower, upper = (-62.0 * inward, 112.0), (-66.0 * inward, -22.0)
             lateral = blade([neck, (-20, 48), (-40 * inward, 86), lower])
             medial = blade([lower, (-74 * inward, 80), (-78 * inward, 30), upper])
@@ -621,7 +646,12 @@ class _Exposure:
             stem = (
                 [(out - 20, down - 8, 5), (out - 2, down + 2, 0), (out + 7, down + 22, -5), (out + 8, down + 46, -12)]
                 if side == 0
-                else [(out - 22, down - 4, 8), (out - 2, down - 4, 0), (out + 8, down + 14, -10), (out + 6, down + 40, -16)]
+                else [
+                    (out - 22, down - 4, 8),
+                    (out - 2, down - 4, 0),
+                    (out + 8, down + 14, -10),
+                    (out + 6, down + 40, -16),
+                ]
             )
             line = curve(np.asarray(stem) * (sign, 1, 1))
             t = np.linspace(0, 1, len(line))
@@ -641,7 +671,9 @@ class _Exposure:
         self.tube(self.soft, curve(going), 0.72 * radius, strength=0.7 * fade)
         if a.arch_calcium > 0.05:
             turn = np.linspace(-1.9, 0.7)
-            shell = np.stack([stand - radius + radius * np.cos(turn), height + radius * np.sin(turn), np.full(turn.shape, -20.0)], -1)
+            shell = np.stack(
+                [stand - radius + radius * np.cos(turn), height + radius * np.sin(turn), np.full(turn.shape, -20.0)], -1
+            )
             self.tube(self.bone, shell, 0.9, strength=2.0 * a.arch_calcium)
         # Upper right: the great vein.
         vein = curve([(-10, -40, 15), (-17, 40, 15), (-19, 190, 20)])
@@ -684,7 +716,7 @@ class _Exposure:
             filled += np.float32(strength) * np.exp(-0.9 * r2) * (1 + 0.25 * cloud)
         if v.water > 0:
             filled += np.float32(0.05 * v.water) * np.clip(1 + 0.3 * cloud + 0.2 * fine, 0, 4)
-        filled = 0.85 * np.tanh(np.maximum(filled * (1 + 0.06 * fine), 0) / 0.85)
+        filled = np.float32(0.85) * np.tanh(np.maximum(filled * (1 + 0.06 * fine), 0) / np.float32(0.85))
         for side, (part, out_map, lateral, below, inside) in enumerate(self.lung_parts):
             here = filled[:, part]
             if v.effusion[side] > 0:
@@ -725,18 +757,36 @@ class _Exposure:
             turn = np.linspace(0, 2 * np.pi)
             for k in range(5):
                 ring = np.stack(
-                    [1.0 + 6.5 * np.cos(turn), 50.0 + 24 * k + 4.5 * np.sin(turn) + np.cos(turn), np.full(turn.shape, 92.0)], -1
+                    [
+                        1.0 + 6.5 * np.cos(turn),
+                        50.0 + 24 * k + 4.5 * np.sin(turn) + np.cos(turn),
+                        np.full(turn.shape, 92.0),
+                    ],
+                    -1,
                 )
                 self.tube(self.metal, ring, 0.5)
         if 0 <= a.pacemaker <= self.number:
             turn = np.linspace(0, 2 * np.pi, 40)
             box = np.stack(
-                [102 + 21 * np.sign(np.cos(turn)) * np.abs(np.cos(turn)) ** 0.6, 38 + 18 * np.sin(turn), np.full(40, 85.0)], -1
+                [
+                    102 + 21 * np.sign(np.cos(turn)) * np.abs(np.cos(turn)) ** 0.6,
+                    38 + 18 * np.sin(turn),
+                    np.full(40, 85.0),
+                ],
+                -1,
             )
             self._metal_plates.append((box, 3.0))
             hx, hy = self.heart_at
             lead = curve(
-                [(90, 30, 85), (70, 14, 70), (30, 14, 40), (-14, 40, 20), (-22, 110, 25), (-14, hy + 30, 40), (hx + 18, hy + 42, 55)],
+                [
+                    (90, 30, 85),
+                    (70, 14, 70),
+                    (30, 14, 40),
+                    (-14, 40, 20),
+                    (-22, 110, 25),
+                    (-14, hy + 30, 40),
+                    (hx + 18, hy + 42, 55),
+                ],
             )
             self.tube(self.metal, lead, 0.75)
             self.tube(self.metal, lead[-2:], 1.4)
@@ -748,11 +798,21 @@ class _Exposure:
             spot = np.array([rng.choice([-1, 1]) * rng.uniform(60, 125), rng.uniform(15, 215), front])
             away = np.array([rng.uniform(-160, 160), rng.choice([-130.0, 330.0]), front])
             middle = (spot + away) / 2 + np.append(rng.normal(0, 30, 2), 0)
-            self.tube(self.metal, curve([spot, (spot + middle) / 2 + np.append(rng.normal(0, 14, 2), 0), middle, away]), 0.62)
+            self.tube(
+                self.metal,
+                curve(np.stack([spot, (spot + middle) / 2 + np.append(rng.normal(0, 14, 2), 0), middle, away])),
+                0.62,
+            )
             self._rings += [(spot, 8.0, 0.1), (spot, 2.6, 1.6)]
         hx, hy = self.heart_at
         if v.central_line:
-            line = [(-46, -95, 30), (-34, -40, 20), (-20, 10, 12), (-19, 60, 15), (-21, float(rng.uniform(85, 125)), 20)]
+            line = [
+                (-46, -95, 30),
+                (-34, -40, 20),
+                (-20, 10, 12),
+                (-19, 60, 15),
+                (-21, float(rng.uniform(85, 125)), 20),
+            ]
             self.tube(self.metal, curve(line), 0.95, strength=0.5)
         if v.airway_tube:
             line = [(2, -170, 15), (0, -70, 2), (3, float(rng.uniform(8, 48)), -10)]
@@ -766,16 +826,23 @@ class _Exposure:
             side = int(rng.integers(0, 2))
             sign = 2 * side - 1
             far = self.a.half_width
-            line = [(sign * (far + 70), 190, 0), (sign * (far + 4), 165, -20), (sign * 0.72 * far, 110, -35), (sign * 0.6 * far, 50, -30)]
-            self.tube(self.metal, curve(line), 3.6, wall=0.8, strength=0.12)
-            self.tube(self.metal, curve(line), 0.6, strength=0.5)
+            drain = [
+                (sign * (far + 70), 190.0, 0.0),
+                (sign * (far + 4), 165, -20),
+                (sign * 0.72 * far, 110, -35),
+                (sign * 0.6 * far, 50, -30),
+            ]
+            self.tube(self.metal, curve(drain), 3.6, wall=0.8, strength=0.12)
+            self.tube(self.metal, curve(drain), 0.6, strength=0.5)
 
     # ---- putting it together
 
     def _polygon(self, outline: Vector, thickness: float) -> Array:
         col, row = self.project(outline)
         canvas = Image.new("L", (self.size, self.size))
-        ImageDraw.Draw(canvas).polygon([(float(c) - 0.5, float(r) - 0.5) for c, r in zip(col, row, strict=True)], fill=1)
+        ImageDraw.Draw(canvas).polygon(
+            [(float(c) - 0.5, float(r) - 0.5) for c, r in zip(col, row, strict=True)], fill=1
+        )
         return np.asarray(canvas, dtype=np.float32) * np.float32(thickness)
 
     def _ball(self, into: Array, centre: Vector, radius: float, shell: float) -> None:
@@ -796,7 +863,7 @@ class _Exposure:
 
     def _attenuation(self) -> Array:
         """Sum of path length times attenuation coefficient, [size, size]."""
-        a, v = self.a, self.v
+        a, _v = self.a, self.v
         size = self.size
         area = self.soft.pixel_area
         self.vessels = Splatter(size, area)
@@ -893,7 +960,9 @@ class _Exposure:
         grey = np.where(grey > 0.75, 0.75 + 0.25 * np.tanh((grey - 0.75) / 0.25), grey)
         grey = np.where(grey < 0.14, 0.14 * np.exp((grey - 0.14) / 0.14), grey)
         if scanner.detail > 0:
-            base = resize(blur(np.ascontiguousarray(grey[::4, ::4], dtype=np.float32), scanner.detail_mm / (4 * self.mm)), size)
+            base = resize(
+                blur(np.ascontiguousarray(grey[::4, ::4], dtype=np.float32), scanner.detail_mm / (4 * self.mm)), size
+            )
             grey = grey + np.float32(scanner.detail) * (grey - base)
         grey = np.clip(grey, 0, 1) ** np.float32(scanner.gamma)
         grey = self._sign(grey.astype(np.float32), scanner)
@@ -909,9 +978,11 @@ class _Exposure:
             radius = 0.06 * size if scanner.border == 3 else 0
             ImageDraw.Draw(mask).rounded_rectangle((left, top, size - 1 - right, size - 1 - bottom), radius, fill=0)
             cover = np.asarray(mask, dtype=np.float32) / 255
-            grey = grey * (1 - cover) + fill * cover
+            grey = (grey * (1 - cover) + fill * cover).astype(np.float32)
         if scanner.letter:
-            stamp, alpha = _letter(scanner.letter, scanner.style, scanner.letter_turn, max(8, round(scanner.letter_size / self.mm)))
+            stamp, alpha = _letter(
+                scanner.letter, scanner.style, scanner.letter_turn, max(8, round(scanner.letter_size / self.mm))
+            )
             h, w = stamp.shape
             r0 = int(np.clip(scanner.letter_at[1] * size - h / 2, 0, size - h))
             c0 = int(np.clip(scanner.letter_at[0] * size - w / 2, 0, size - w))
@@ -923,13 +994,19 @@ class _Exposure:
 # Strokes of the letters in a unit box.
 _STROKES: Mapping[str, Sequence[Sequence[tuple[float, float]]]] = {
     "L": [[(0.3, 0.1), (0.3, 0.9), (0.75, 0.9)]],
-    "R": [[(0.28, 0.92), (0.28, 0.1), (0.55, 0.1), (0.7, 0.2), (0.7, 0.38), (0.55, 0.48), (0.28, 0.48)], [(0.5, 0.48), (0.74, 0.92)]],
+    "R": [
+        [(0.28, 0.92), (0.28, 0.1), (0.55, 0.1), (0.7, 0.2), (0.7, 0.38), (0.55, 0.48), (0.28, 0.48)],
+        [(0.5, 0.48), (0.74, 0.92)],
+    ],
 }
 
 
 @lru_cache(maxsize=256)
 def _letter(letter: str, style: int, turn: float, height: int) -> tuple[Array, Array]:
-    """A lead marker: grey values and coverage, both [h, h]. Styles: plain, in a ring, dark on a plate, bold on a dark disc."""
+    """
+    A lead marker: grey values and coverage, both [h, h]. Styles: plain, in a ring, dark on a plate, bold on a dark
+    disc.
+    """
     big = 4 * height
     stamp, alpha = Image.new("L", (big, big)), Image.new("L", (big, big))
     ink, cover = ImageDraw.Draw(stamp), ImageDraw.Draw(alpha)
@@ -937,7 +1014,9 @@ def _letter(letter: str, style: int, turn: float, height: int) -> tuple[Array, A
     shade = 245
     if style == 1:
         for draw in (ink, cover):
-            draw.ellipse((0.04 * big, 0.04 * big, 0.96 * big, 0.96 * big), outline=230, width=max(2, round(0.045 * big)))
+            draw.ellipse(
+                (0.04 * big, 0.04 * big, 0.96 * big, 0.96 * big), outline=230, width=max(2, round(0.045 * big))
+            )
     elif style == 2:
         cover.rectangle((0.12 * big, 0.04 * big, 0.88 * big, 0.96 * big), fill=220)
         ink.rectangle((0.12 * big, 0.04 * big, 0.88 * big, 0.96 * big), fill=215)
@@ -958,4 +1037,6 @@ def _letter(letter: str, style: int, turn: float, height: int) -> tuple[Array, A
         for im in (stamp, alpha)
     )
     # The stamp's own coverage dims its values; undo that where there is any.
-    return np.clip(grey / np.maximum(coverage, 0.05), 0, 1) if style in (0, 1) else grey, coverage
+    if style in (0, 1):
+        grey = np.clip(grey / np.maximum(coverage, 0.05), 0, 1)
+    return grey.astype(np.float32), coverage.astype(np.float32)

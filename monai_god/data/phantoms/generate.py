@@ -46,7 +46,10 @@ class PhantomFolderError(ValueError):
 
 
 class PatientDrawer(Protocol):
-    """Draws one patient's images into a folder and returns their datalist items, paths relative to the folder. Picklable."""
+    """
+    Draws one patient's images into a folder and returns their datalist items, paths relative to the folder.
+    Picklable.
+    """
 
     def __call__(self, folder: Path, patient: int) -> list[Item]: ...
 
@@ -71,7 +74,9 @@ def section_sizes(patients: int) -> dict[str, int]:
         ValueError: on fewer than 3 patients.
     """
     if patients < 3:
-        raise ValueError(f"patients must be 3 or more, one for each of training, validation and testing; got {patients}.")
+        raise ValueError(
+            f"patients must be 3 or more, one for each of training, validation and testing; got {patients}."
+        )
     validation, testing = max(1, round(patients * 8 / 64)), max(1, round(patients * 20 / 64))
     return {"training": patients - validation - testing, "validation": validation, "testing": testing}
 
@@ -93,7 +98,11 @@ def _is_current(folder: Path, settings: Mapping[str, Any]) -> bool:
     except (OSError, ValueError):
         return False
     return all(
-        (folder / item[key]).is_file() for items in sections.values() for item in items for key in PATH_KEYS if key in item
+        (folder / item[key]).is_file()
+        for items in sections.values()
+        for item in items
+        for key in PATH_KEYS
+        if key in item
     )
 
 
@@ -121,11 +130,12 @@ def draw_phantom_set(
 ) -> Path:
     """Draw a set of phantom patients into a folder, unless it is there already.
 
-    The set is drawn in a folder beside and renamed when it is whole, so that a killed run leaves no half set. The patients are drawn independently:
-    the files do not depend on the number of workers.
+    The set is drawn in a folder beside and renamed when it is whole, so that a killed run leaves no half set. The
+    patients are drawn independently: the files do not depend on the number of workers.
 
     Args:
-        folder: becomes ``datalist.json``, ``images``, ``masks`` and ``phantoms.json`` (the settings). An older set of phantoms there is replaced.
+        folder: becomes ``datalist.json``, ``images``, ``masks`` and ``phantoms.json`` (the settings). An older set of
+            phantoms there is replaced.
         drawer: draws one patient.
         patients: number of patients, 3 or more.
         settings: all that determines the set (JSON values).
@@ -242,8 +252,9 @@ def generate_cxr_phantoms(
 ) -> Path:
     """Draw a set of phantom chest X-rays with exact masks, unless the same set is there already.
 
-    Two sets that differ only in ``artefact`` have the same patients, poses, diseases and masks, film by film: a model trained on the training section of
-    the one can be tested on the testing section of the other, and what it loses it had learnt from the artefact.
+    Two sets that differ only in ``artefact`` have the same patients, poses, diseases and masks, film by film: a model
+    trained on the training section of the one can be tested on the testing section of the other, and what it loses it
+    had learnt from the artefact.
 
     Args:
         folder: see :func:`draw_phantom_set`.
@@ -251,12 +262,14 @@ def generate_cxr_phantoms(
         visits: films per patient.
         size: pixels per side, 64 or more.
         seed: determines everything, together with the other settings.
-        artefact: signature of the scanner: ``none``, ``follows_patient`` or ``shuffled``; see :meth:`CXRPhantom.radiograph`.
+        artefact: signature of the scanner: ``none``, ``follows_patient`` or ``shuffled``; see
+            :meth:`CXRPhantom.radiograph`.
         num_workers: processes; None for one per usable core.
         progress: show a progress bar.
 
     Returns:
-        path of the datalist. Items: ``image``, ``patient_id``, ``visit``, ``day``, ``view``, ``source`` ("phantom"), ``left_lung``, ``right_lung``, ``heart``.
+        path of the datalist. Items: ``image``, ``patient_id``, ``visit``, ``day``, ``view``, ``source`` ("phantom"),
+        ``left_lung``, ``right_lung``, ``heart``.
 
     Raises:
         PhantomFolderError: the folder exists and holds other things.

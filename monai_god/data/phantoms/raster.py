@@ -61,9 +61,9 @@ def curve(points: Sequence[Sequence[float]] | npt.NDArray[np.floating], samples:
 class Splatter:
     """Accumulates the volume of tubes into an image of path lengths.
 
-    A tube is sampled along its axis and across its section, each sample carries the volume it stands for, and every pixel sums the volumes that
-    project into it. Divided by the pixel's area this is the line integral, so that edges brighten where the ray runs along a wall, with no
-    case made for them.
+    A tube is sampled along its axis and across its section, each sample carries the volume it stands for, and every
+    pixel sums the volumes that project into it. Divided by the pixel's area this is the line integral, so that edges
+    brighten where the ray runs along a wall, with no case made for them.
 
     Args:
         size: pixels per side.
@@ -77,7 +77,10 @@ class Splatter:
         self._weight: list[Array] = []
 
     def points(self, col: npt.NDArray[np.floating], row: npt.NDArray[np.floating], volume: npt.ArrayLike) -> None:
-        """Add samples at pixel coordinates (the first pixel spans 0 to 1), each with its volume; those outside are dropped."""
+        """
+        Add samples at pixel coordinates (the first pixel spans 0 to 1), each with its volume; those outside are
+        dropped.
+        """
         c, r = np.floor(col).astype(np.int32), np.floor(row).astype(np.int32)
         inside = (c >= 0) & (r >= 0) & (c < self.size) & (r < self.size)
         self._index.append((r * self.size + c)[inside])

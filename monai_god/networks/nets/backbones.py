@@ -13,7 +13,6 @@ from __future__ import annotations
 import ctypes
 import hashlib
 import sys
-from collections.abc import Callable
 from functools import cached_property, lru_cache
 from importlib import import_module
 from pathlib import Path
@@ -34,8 +33,8 @@ Backbones = ComponentStore("Backbones", "Frozen feature extractors: images [B, 3
 @lru_cache(maxsize=1)
 def _keep_memory() -> None:
     """
-    Tell glibc to keep freed memory instead of giving every activation back to the system: measured three times faster on
-    two cores, where convolutions otherwise spend their time in page faults.
+    Tell glibc to keep freed memory instead of giving every activation back to the system: measured three times faster
+    on two cores, where convolutions otherwise spend their time in page faults.
     """
     if sys.platform == "linux":
         try:
@@ -72,6 +71,8 @@ class Backbone(nn.Module):
         freeze: bool = True,
     ) -> None:
         super().__init__()
+        self.mean: torch.Tensor
+        self.std: torch.Tensor
         self.features, self.name = features, name
         self.out_channels, self.image_size, self.grid, self.freeze = out_channels, image_size, grid, freeze
         self.register_buffer("mean", torch.tensor(mean).view(1, -1, 1, 1))
@@ -106,7 +107,9 @@ class Backbone(nn.Module):
         return digest.hexdigest()
 
     def fingerprint(self) -> str:
-        """SHA-256 of the architecture and the weights, for the feature store's keys. A frozen network's never changes."""
+        """
+        SHA-256 of the architecture and the weights, for the feature store's keys. A frozen network's never changes.
+        """
         return self._fingerprint
 
 
@@ -177,7 +180,9 @@ class _TimmMap(nn.Module):
         return y.transpose(1, 2).reshape(len(y), -1, h, w)
 
 
-def _timm(name: str, weights: str | Path | None, allow_download: bool, freeze: bool, image_size: int | None) -> Backbone:
+def _timm(
+    name: str, weights: str | Path | None, allow_download: bool, freeze: bool, image_size: int | None
+) -> Backbone:
     timm, found = optional_import("timm")
     if not found:
         raise ImportError(f"The backbone {name!r} needs: pip install timm")
@@ -195,7 +200,9 @@ def _timm(name: str, weights: str | Path | None, allow_download: bool, freeze: b
         state = state.get("state_dict", state.get("model", state))
         report = model.load_state_dict({k: v for k, v in state.items() if k in model.state_dict()}, strict=False)
         if report.missing_keys:
-            raise ValueError(f"{weights} lacks {len(report.missing_keys)} weights of {name}, {report.missing_keys[0]} first")
+            raise ValueError(
+                f"{weights} lacks {len(report.missing_keys)} weights of {name}, {report.missing_keys[0]} first"
+            )
     size = image_size or int(model.pretrained_cfg.get("input_size", (3, 224, 224))[1])
     features = _TimmMap(model, None)
     with torch.no_grad():

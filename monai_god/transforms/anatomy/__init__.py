@@ -23,4 +23,11 @@ from .dictionary import (
     SegmentCXRAnatomyd,
     SegmentCXRAnatomyDict,
 )
-from .parse import DecodeCheXmask, ParseCXRAnatomyD, ParseCXRAnatomyd, ParseCXRAnatomyDict, check_cxr_anatomy, decode_rle
+from .parse import (
+    DecodeCheXmask,
+    ParseCXRAnatomyD,
+    ParseCXRAnatomyd,
+    ParseCXRAnatomyDict,
+    check_cxr_anatomy,
+    decode_rle,
+)

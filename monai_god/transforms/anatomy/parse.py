@@ -154,7 +154,7 @@ def check_cxr_anatomy(anatomy: Tensor) -> list[str]:
             if heart < (left + right) / 2 - 0.02:
                 problems.append("film looks mirrored: the heart's mass lies at the image's left")
             lungs = np.flatnonzero(masks[:2].any((0, 1)))
-            ratio = np.ptp(np.flatnonzero(masks[2].any(0))) / max(np.ptp(lungs), 1)
+            ratio = float(np.ptp(np.flatnonzero(masks[2].any(0)))) / max(float(np.ptp(lungs)), 1.0)
             if not 0.25 < ratio < 0.9:
                 problems.append(f"cardiothoracic ratio {ratio:.2f} is implausible")
     return problems

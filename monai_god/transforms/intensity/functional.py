@@ -24,7 +24,8 @@ def local_contrast_normalize(image: Tensor, window: float = 1 / 16, gain: float 
     Subtract the local mean and divide by the local standard deviation, both Gaussian-weighted, and centre at 0.5.
 
     Exposure, scatter and lung density change between two visits; ribs, clavicles and vessels stay. Of the steps tried
-    before a frozen natural-image backbone, removing the slow part of the image raised retrieval on real chest X-rays most.
+    before a frozen natural-image backbone, removing the slow part of the image raised retrieval on real chest X-rays
+    most.
 
     Args:
         image: [C, H, W], values in [0, 1]. Equal channels (a grey image) are filtered once.

@@ -26,12 +26,12 @@ class LoadMedicalImage(Transform):
     """
     Read one image of any kind a hospital keeps (PNG, JPEG, TIFF, DICOM, NIfTI) in one form; see :func:`read_image`.
 
-    MONAI's readers swap rows and columns of pictures, ignore EXIF orientation and MONOCHROME1, and give one, three or four
-    channels; this one does not.
+    MONAI's readers swap rows and columns of pictures, ignore EXIF orientation and MONOCHROME1, and give one, three or
+    four channels; this one does not.
 
     Returns:
-        MetaTensor float32 [3, H, W] in [0, 1]; ``meta`` holds ``filename_or_obj``, ``photometric``, ``bits``, ``spacing``,
-        ``view`` and ``laterality``.
+        MetaTensor float32 [3, H, W] in [0, 1]; ``meta`` holds ``filename_or_obj``, ``photometric``, ``bits``,
+        ``spacing``, ``view`` and ``laterality``.
 
     Raises:
         ImageReadError: names the file, the reason and the mend.

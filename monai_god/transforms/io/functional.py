@@ -46,9 +46,10 @@ def read_image(path: str | Path) -> tuple[np.ndarray, dict[str, Any]]:
     """
     Read PNG, JPEG, TIFF, DICOM or NIfTI as a colour image.
 
-    Scaling to [0, 1]: 8-bit and 1-bit files by their full range; 16-bit files by 2^bits - 1, where bits is the smallest of
-    8, 10, 12, 14, 16 that holds the largest value (12-bit films are stored in 16-bit files); DICOM by the range after the
-    VOI LUT; floating-point files and NIfTI by their own minimum and maximum unless they lie in [0, 1].
+    Scaling to [0, 1]: 8-bit and 1-bit files by their full range; 16-bit files by 2^bits - 1, where bits is the
+    smallest of 8, 10, 12, 14, 16 that holds the largest value (12-bit films are stored in 16-bit files); DICOM by the
+    range after the VOI LUT; floating-point files and NIfTI by their own minimum and maximum unless they lie in [0,
+    1].
 
     EXIF orientation is applied; transparency is dropped; MONOCHROME1 is inverted after the VOI LUT; a burned-in border
     stays. A NIfTI slice is turned so that its rows run from the patient's head (or front) to the feet (or back).
@@ -57,11 +58,12 @@ def read_image(path: str | Path) -> tuple[np.ndarray, dict[str, Any]]:
         path: the file.
 
     Returns:
-        float32 [3, H, W] in [0, 1], and what the file says of itself: ``photometric``, ``bits``, ``spacing`` (mm per pixel
-        along rows and columns, NaN where unknown), ``view``, ``laterality``.
+        float32 [3, H, W] in [0, 1], and what the file says of itself: ``photometric``, ``bits``, ``spacing`` (mm per
+        pixel along rows and columns, NaN where unknown), ``view``, ``laterality``.
 
     Raises:
-        ImageReadError: for a file that is missing, empty, truncated, of another kind, too small (side under 16 pixels), too
+        ImageReadError: for a file that is missing, empty, truncated, of another kind, too small (side under 16
+        pixels), too
             large (over 120 million pixels), constant, or with values that are not finite.
     """
     path = Path(path)
@@ -131,7 +133,7 @@ def _bits(path: Path, grey: np.ndarray) -> int:
 
 def _unit_range(array: np.ndarray) -> np.ndarray:
     low, high = float(np.nanmin(array)), float(np.nanmax(array))
-    if 0.0 <= low and high <= 1.0:
+    if low >= 0.0 and high <= 1.0:
         return array
     return (array - low) / (high - low) if high > low else array
 
