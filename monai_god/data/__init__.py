@@ -19,5 +19,7 @@ from .datalist import (
     load_section,
     save_datalist,
 )
+from .feature_store import FeatureStore, FeatureStoreError, feature_key
+from .phantoms import generate_cxr_phantoms
 from .protocol import QueryGallery, RetrievalMetadata, RetrievalProtocol, split_by_patient
 from .sampler import PatientBatchSampler

@@ -10,7 +10,7 @@
 # limitations under the License.
 from __future__ import annotations
 
-from .cached_graphs import CachedGraphDataset, collate_graphs, graph_tensors, prepare_graph_batch
+from .cached_graphs import CachedGraphDataset, collate_graphs, describe_transform, graph_tensors, prepare_graph_batch
 from .runs import (
     GraphInferer,
     build_god_net,
@@ -18,5 +18,6 @@ from .runs import (
     evaluate_run,
     initialise_run,
     load_run,
+    log_to,
     write_embeddings,
 )

@@ -30,7 +30,7 @@ from monai_god.data.feature_store import FeatureStore, feature_key
 from monai_god.networks.nets.backbones import Backbone
 from monai_god.transforms.graph.anatomy_graph import AnatomyGraph, DenseGraphs, dense_nodes, densify
 
-__all__ = ["CachedGraphDataset", "collate_graphs", "graph_tensors", "prepare_graph_batch"]
+__all__ = ["CachedGraphDataset", "collate_graphs", "describe_transform", "graph_tensors", "prepare_graph_batch"]
 
 logger = logging.getLogger(__name__)
 ANATOMY_FILES = ("left_lung", "right_lung", "heart", "optic_disc", "vessels")
@@ -57,6 +57,35 @@ class _Prepared(Dataset):  # type: ignore[type-arg]
             while cause.__cause__ is not None:
                 cause = cause.__cause__
             return index, str(cause)
+
+
+def _rows(rows: list[Any]) -> list[Any]:
+    return rows
+
+
+def describe_transform(transform: Any) -> Any:
+    """
+    What a transform does, as JSON values: its class and its public settings, those of transforms inside included. A
+    transform that depends on more (weights, say) tells it by a method ``fingerprint()``. Part of the store's keys, so
+    that features of other settings are never taken for these.
+    """
+    if transform is None or isinstance(transform, (bool, int, float, str)):
+        return transform
+    if isinstance(transform, (list, tuple)):
+        return [describe_transform(value) for value in transform]
+    if isinstance(transform, Mapping):
+        return {str(key): describe_transform(value) for key, value in transform.items()}
+    if isinstance(transform, (np.ndarray, Tensor)):
+        return hashlib.sha256(np.ascontiguousarray(transform).tobytes()).hexdigest()
+    name = getattr(transform, "__qualname__", None)
+    if name is not None:  # a class or a function
+        return f"{transform.__module__}.{name}"
+    if isinstance(transform, (torch.device, np.random.RandomState)) or not hasattr(transform, "__dict__"):
+        return type(transform).__qualname__
+    settings = {key: describe_transform(value) for key, value in vars(transform).items() if key[0] not in "_R"}
+    if hasattr(transform, "fingerprint"):
+        settings["fingerprint"] = transform.fingerprint()
+    return {f"{type(transform).__module__}.{type(transform).__qualname__}": settings}
 
 
 def _content(item: Mapping[str, Any]) -> str:
@@ -87,7 +116,6 @@ class CachedGraphDataset(Dataset):  # type: ignore[type-arg]
         transform: item -> dictionary with ``image`` [3, S, S], ``graph`` and ``anatomy_quality``; deterministic.
         backbone: see :class:`Backbone`.
         store: where features are kept.
-        preprocessing: settings of the transform, part of the key.
         batch_size: images per backbone pass.
         num_workers: processes that run the transform.
         device: of the backbone.
@@ -103,14 +131,15 @@ class CachedGraphDataset(Dataset):  # type: ignore[type-arg]
         transform: Callable[[Any], Any],
         backbone: Backbone,
         store: FeatureStore,
-        preprocessing: Mapping[str, Any],
         batch_size: int = 8,
         num_workers: int = 0,
         device: torch.device | str = "cpu",
         name: str = "images",
     ) -> None:
         self.store, self.name = store, name
-        keys = [feature_key(_content(item), preprocessing, backbone.fingerprint()) for item in items]
+        steps = {"transform": describe_transform(transform)}
+        self.backbone_fingerprint = backbone.fingerprint()
+        keys = [feature_key(_content(item), steps, self.backbone_fingerprint) for item in items]
         missing = [i for i, key in enumerate(keys) if key not in store]
         distributed = dist.is_available() and dist.is_initialized()
         if distributed:
@@ -159,7 +188,7 @@ class CachedGraphDataset(Dataset):  # type: ignore[type-arg]
             return failed
         backbone = backbone.to(device)
         loader = DataLoader(
-            _Prepared(items, transform), batch_size=batch_size, num_workers=num_workers, collate_fn=lambda rows: rows
+            _Prepared(items, transform), batch_size=batch_size, num_workers=num_workers, collate_fn=_rows
         )
         bar = tqdm(total=len(items), desc=f"features of {self.name}", unit="image", mininterval=1)
         for rows in loader:

@@ -19,14 +19,15 @@ from typing import Any
 
 import numpy as np
 import torch
+import torch.distributed as dist
 from monai.inferers import Inferer
 from torch.utils.data import DataLoader
 from torch_geometric.data import Batch
 
 from monai_god.data.protocol import RetrievalMetadata, RetrievalProtocol
-from monai_god.losses import GoDLoss
 from monai_god.metrics import retrieval_metrics, verification_metrics, write_metrics
 from monai_god.networks.nets.god_net import GoDNet
+from monai_god.transforms.io.functional import read_image
 from monai_god.visualize import plot_curves, plot_ranked_lists, save_graph_sheet
 
 from .cached_graphs import CachedGraphDataset, collate_graphs, graph_tensors
@@ -61,18 +62,28 @@ class GraphInferer(Inferer):
         return output.z if self.embedding_only else output
 
 
-def build_god_net(settings: Mapping[str, Any], checkpoint: Mapping[str, Any] | None = None) -> GoDNet:
+def build_god_net(settings: Mapping[str, Any], weights: Mapping[str, torch.Tensor] | None = None) -> GoDNet:
     """
     The network of a run.
 
     Args:
         settings: arguments of :class:`GoDNet`.
-        checkpoint: of :func:`load_run`, whose weights are taken.
+        weights: the ``network`` of :func:`load_run`; None for a new network.
     """
     net = GoDNet(**settings)
-    if checkpoint is not None:
-        net.load_state_dict(checkpoint["network"])
+    if weights is not None:
+        net.load_state_dict(weights)
     return net
+
+
+def log_to(path: str | Path) -> None:
+    """Send what is logged to a file too, appended."""
+    if dist.is_available() and dist.is_initialized() and dist.get_rank() != 0:
+        return
+    Path(path).parent.mkdir(parents=True, exist_ok=True)
+    handler = logging.FileHandler(path, encoding="utf-8")
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    logging.getLogger().addHandler(handler)
 
 
 def load_run(path: str | Path) -> dict[str, Any]:
@@ -91,34 +102,26 @@ def load_run(path: str | Path) -> dict[str, Any]:
     return content
 
 
-def _all_tensors(dataset: CachedGraphDataset) -> tuple[Any, torch.Tensor, torch.Tensor]:
-    return graph_tensors(Batch.from_data_list([dataset.graph(i) for i in range(len(dataset))]), "cpu")
-
-
-def initialise_run(net: GoDNet, loss: GoDLoss, dataset: CachedGraphDataset) -> dict[str, float]:
+def initialise_run(net: torch.nn.Module, loss: torch.nn.Module, dataset: CachedGraphDataset) -> dict[str, float]:
     """
     Start the heads from the closed form of the training patients (``head_init='closed_form'``), and the classifier from
-    their mean embeddings. Returns what was fitted; does nothing for a random start.
+    their mean embeddings. Returns what was fitted; does nothing for a random start. In a distributed run all processes
+    get the start of rank 0.
     """
-    if net.head_init != "closed_form":
+    god, terms = getattr(net, "module", net), getattr(loss, "module", loss)
+    if god.head_init != "closed_form":
         return {}
-    dense, nodes, g = _all_tensors(dataset)
-    report = net.initialise_closed_form(dense, nodes, g, dataset.patient_ids)
-    z = torch.cat([_forward(net, dataset, i) for i in range(0, len(dataset), 64)])
-    loss.identity.initialise_from_embeddings(z, torch.tensor(dataset.labels))
+    graphs = Batch.from_data_list([dataset.graph(i) for i in range(len(dataset))])
+    device = next(god.parameters()).device
+    report: dict[str, float] = god.cpu().initialise_closed_form(*graph_tensors(graphs, "cpu"), dataset.patient_ids)
+    god.to(device)
+    z = torch.from_numpy(embed_dataset(god, dataset, device)).to(device)
+    terms.identity.initialise_from_embeddings(z, torch.tensor(dataset.labels, device=device))
+    if dist.is_available() and dist.is_initialized():
+        for tensor in (*god.state_dict().values(), *terms.state_dict().values()):
+            dist.broadcast(tensor, src=0)
     logger.info("closed form: %s", {k: round(v, 4) for k, v in report.items()})
     return report
-
-
-@torch.no_grad()
-def _forward(net: GoDNet, dataset: CachedGraphDataset, start: int, count: int = 64) -> torch.Tensor:
-    device = next(net.parameters()).device
-    rows = [dataset.graph(i) for i in range(start, min(start + count, len(dataset)))]
-    dense, nodes, g = graph_tensors(Batch.from_data_list(rows), device)
-    training = net.training
-    z = net.eval()(dense, nodes, g).z
-    net.train(training)
-    return z
 
 
 @torch.no_grad()
@@ -126,9 +129,13 @@ def embed_dataset(
     net: torch.nn.Module, dataset: CachedGraphDataset, device: torch.device | str, batch_size: int = 64
 ) -> np.ndarray:
     """z of every image, float32 [n, E], in the dataset's order."""
-    net = getattr(net, "module", net).to(device).eval()
+    god = getattr(net, "module", net).to(device)
+    training = god.training
+    god.eval()
     loader = DataLoader(dataset, batch_size=batch_size, collate_fn=collate_graphs)
-    return np.concatenate([net(*graph_tensors(batch["graph"], device)).z.float().cpu().numpy() for batch in loader])
+    rows = [god(*graph_tensors(batch["graph"], device)).z.float().cpu().numpy() for batch in loader]
+    god.train(training)
+    return np.concatenate(rows)
 
 
 def evaluate_run(
@@ -137,31 +144,40 @@ def evaluate_run(
     output_dir: str | Path,
     transform: Callable[[Any], Any],
     protocol: RetrievalProtocol,
-    settings: Mapping[str, Any],
-    modality: str,
+    ckpt_path: str | Path,
     device: torch.device | str = "cpu",
-    history: str | Path | None = None,
 ) -> dict[str, Any]:
     """
-    Evaluate a network on one section and leave ``metrics.json``, ``ranked_lists.png``, ``graphs.png``,
-    ``embeddings.npz`` and, where a history is given, ``curves.png`` in the output folder.
+    Evaluate the network of a checkpoint on one section and leave ``metrics.json``, ``ranked_lists.png``,
+    ``graphs.png``, ``embeddings.npz`` and, where the folder has a ``history.csv``, ``curves.png`` in the output
+    folder.
 
     Args:
-        net: the network; ``dataset``: the section's images.
+        net: the network, whose weights are replaced by the checkpoint's.
+        dataset: the section's images.
         output_dir: where to write.
         transform: of the images, for the pictures.
         protocol: query and gallery rules.
-        settings: of the run, see :func:`load_run`.
-        modality: of the graphs.
+        ckpt_path: the ``model.pt`` of a training run.
         device: where to compute.
-        history: CSV with a row per epoch.
 
     Returns:
-        what was written to ``metrics.json``.
+        what was written to ``metrics.json``; empty on ranks other than 0.
+
+    Raises:
+        ValueError: for a checkpoint that is none, or whose backbone had other weights.
     """
+    if dist.is_available() and dist.is_initialized() and dist.get_rank() != 0:
+        return {}
+    run = load_run(ckpt_path)
+    settings = run["settings"]
+    if settings["backbone_fingerprint"] != dataset.backbone_fingerprint:
+        raise ValueError(f"{ckpt_path} was trained on a backbone with other weights: give the same --backbone_weights")
+    god = getattr(net, "module", net)
+    god.load_state_dict(run["network"])
     folder = Path(output_dir)
     folder.mkdir(parents=True, exist_ok=True)
-    z = embed_dataset(net, dataset, device)
+    z = embed_dataset(god, dataset, device)
     metadata = RetrievalMetadata.from_items(dataset.items)
     result = retrieval_metrics(z, dataset.patient_ids, protocol=protocol, metadata=metadata, per_query=True)
     verification = verification_metrics(z, dataset.patient_ids, protocol=protocol, metadata=metadata)
@@ -175,30 +191,35 @@ def evaluate_run(
         anatomy_problems=dataset.problems(),
     )
     write_embeddings(folder / "embeddings.npz", z, dataset)
-
-    def picture(index: int) -> Any:
-        return transform(dict(dataset.items[index]))
-
     plot_ranked_lists(
         folder / "ranked_lists.png",
         z,
         dataset.patient_ids,
-        lambda index: picture(index)["image"],
+        lambda index: _raw_image(dataset.items[index]),
         protocol=protocol,
         metadata=metadata,
         result=result,
     )
-    shown = [picture(i) for i in np.linspace(0, len(dataset) - 1, min(8, len(dataset))).astype(int)]
-    save_graph_sheet(folder / "graphs.png", [d["image"] for d in shown], [d["graph"] for d in shown], modality)
-    if history is not None and Path(history).is_file():
+    shown = [
+        transform(dict(dataset.items[i])) for i in np.linspace(0, len(dataset) - 1, min(8, len(dataset))).astype(int)
+    ]
+    save_graph_sheet(
+        folder / "graphs.png", [d["image"] for d in shown], [d["graph"] for d in shown], settings["modality"]
+    )
+    history = folder / "history.csv"
+    if history.is_file():
         plot_curves(history, folder / "curves.png")
     for name in ("rank1", "map"):
         low, high = result["ci95"][name]
-        print(f"{name}: {result[name]:.4f} [{low:.4f}, {high:.4f}]")
+        print(f"{name}: {result[name]:.4f}, 95 % CI {low:.4f} to {high:.4f}")
     print(
         f"{result['queries']} queries, {result['gallery']} images, {result['patients']} patients; written to {folder}"
     )
     return report
+
+
+def _raw_image(item: Mapping[str, Any]) -> torch.Tensor:
+    return read_image(item["image"])[0]
 
 
 def write_embeddings(path: str | Path, z: np.ndarray, dataset: CachedGraphDataset) -> None:

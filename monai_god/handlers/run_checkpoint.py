@@ -11,15 +11,20 @@
 from __future__ import annotations
 
 import csv
+import logging
+import math
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from ignite.engine import Engine, Events
 
 __all__ = ["RunCheckpoint"]
+
+logger = logging.getLogger(__name__)
 
 
 def _save(content: Mapping[str, Any], path: Path) -> None:
@@ -28,23 +33,38 @@ def _save(content: Mapping[str, Any], path: Path) -> None:
     aside.replace(path)
 
 
+def _write_history(history: Sequence[Mapping[str, float]], path: Path) -> None:
+    names = sorted({name for row in history for name in row}, key=("epoch", "loss", "lr").__contains__, reverse=True)
+    aside = path.with_name(path.name + ".tmp")
+    with aside.open("w", newline="") as file:
+        writer = csv.DictWriter(file, names)
+        writer.writeheader()
+        writer.writerows(history)
+    aside.replace(path)
+
+
 class RunCheckpoint:
     """
     Handler of a trainer: validate, record, save, resume.
 
-    Before the first epoch and after each, the network is validated. ``last.pt`` holds all that goes on from there, so a
-    killed run continues the same on the CPU, bit for bit; ``model.pt`` is the network that validated best, the start
-    (the closed form) included; ``history.csv`` has a row per epoch. Files are written aside and renamed.
+    Before the first epoch and after each, the network is validated. ``last.pt`` holds all that the run needs to go
+    on, so a killed run continues the same on the CPU, bit for bit; ``model.pt`` is the network that validated best,
+    the start (the closed form) included; ``history.csv`` has a row per epoch. Files are written aside and renamed, by
+    rank 0.
+
+    Attach it after the learning rate's handler, so that the rate of the next epoch is saved.
 
     Args:
         output_dir: where to write.
-        network: the network; ``loss``, ``optimizer``, ``scheduler``: likewise, saved and restored.
-        validate: gives the validation figures, for example ``{"val_map": 0.6, "val_rank1": 0.7}``.
-        settings: of the run, kept in ``model.pt``.
+        network: the network, or its DistributedDataParallel.
+        loss: the loss module, likewise.
+        optimizer: the optimizer.
+        scheduler: of the learning rate, stepped once per epoch.
+        validator: evaluator whose ``state.metrics`` hold the validation figures.
+        settings: of the run, kept in ``model.pt``; ``settings["seed"]`` and the epoch seed the random numbers.
         sampler: its ``set_epoch`` is called before each epoch.
         key: the figure by which the best network is chosen.
         resume: go on from ``last.pt`` where there is one.
-        write: whether this process writes (rank 0).
     """
 
     def __init__(
@@ -54,97 +74,102 @@ class RunCheckpoint:
         loss: torch.nn.Module,
         optimizer: torch.optim.Optimizer,
         scheduler: Any,
-        validate: Callable[[], Mapping[str, float]],
+        validator: Any,
         settings: Mapping[str, Any],
         sampler: Any = None,
         key: str = "val_map",
         resume: bool = True,
-        write: bool = True,
     ) -> None:
         self.folder = Path(output_dir)
-        self.parts = {"network": network, "loss": loss, "optimizer": optimizer, "scheduler": scheduler}
-        self.validate, self.settings, self.sampler = validate, dict(settings), sampler
-        self.key, self.resume, self.write = key, resume, write
+        self.network, self.loss, self.optimizer, self.scheduler = network, loss, optimizer, scheduler
+        self.validator, self.settings, self.sampler = validator, dict(settings), sampler
+        self.key, self.resume = key, resume
         self.history: list[dict[str, float]] = []
         self.best = float("-inf")
 
     def attach(self, engine: Engine) -> None:
         engine.add_event_handler(Events.STARTED, self.started)
         engine.add_event_handler(Events.EPOCH_STARTED, self.epoch_started)
+        engine.add_event_handler(Events.ITERATION_COMPLETED, self.iteration_completed)
         engine.add_event_handler(Events.EPOCH_COMPLETED, self.epoch_completed)
 
-    def restore(self, engine: Engine, epoch_length: int) -> bool:
+    def _parts(self) -> dict[str, Any]:
+        return {
+            "network": getattr(self.network, "module", self.network),
+            "loss": getattr(self.loss, "module", self.loss),
+            "optimizer": self.optimizer,
+            "scheduler": self.scheduler,
+        }
+
+    def restore(self, engine: Engine) -> bool:
         """
-        Take up ``last.pt``; to be called before ``engine.run()``.
+        Take up ``last.pt`` where there is one and ``resume`` is on; to be called before :meth:`train`.
 
         Returns:
-            whether epochs are left to train.
+            whether there was one.
 
         Raises:
             ValueError: when ``last.pt`` belongs to a run with other settings.
         """
         path = self.folder / "last.pt"
-        if not self.resume or not path.is_file():
-            return int(engine.state.max_epochs or 0) > 0 or self._only_start(engine)
+        if not (self.resume and path.is_file()):
+            return False
         content = torch.load(path, map_location="cpu", weights_only=True)
-        if content["settings"] != self.settings:
+        if content["settings"] != self.settings or content["epochs"] != engine.state.max_epochs:
             raise ValueError(
-                f"{path} belongs to a run with other settings: name another --output_dir, or pass --resume false"
+                f"{path} belongs to a run with other settings: name another --output_dir, or begin anew with "
+                "--resume False"
             )
-        for name, part in self.parts.items():
+        for name, part in self._parts().items():
             part.load_state_dict(content[name])
         self.history, self.best = content["history"], content["best"]
         epoch = int(content["epoch"])
-        engine.state.epoch, engine.state.iteration = epoch, epoch * epoch_length
-        engine.state.epoch_length = epoch_length
-        return epoch < int(engine.state.max_epochs or 0)
+        engine.state.epoch, engine.state.iteration = epoch, epoch * int(engine.state.epoch_length or 0)
+        logger.info("resuming after epoch %d of %d", epoch, engine.state.max_epochs)
+        return True
 
-    def _only_start(self, engine: Engine) -> bool:
-        self.started(engine)
-        return False
+    def train(self, engine: Engine) -> None:
+        """Train the epochs that are left. With no epochs at all, the start is validated and saved."""
+        if engine.state.epoch < int(engine.state.max_epochs or 0):
+            engine.run()
+        elif not self.history:
+            self._record(engine, {})
 
     def started(self, engine: Engine) -> None:
         if engine.state.epoch == 0:
             self._record(engine, {})
 
     def epoch_started(self, engine: Engine) -> None:
+        torch.manual_seed(1_000_003 * int(self.settings["seed"]) + engine.state.epoch)
+        self._losses: list[float] = []
         if self.sampler is not None:
             self.sampler.set_epoch(engine.state.epoch)
 
-    def epoch_completed(self, engine: Engine) -> None:
+    def iteration_completed(self, engine: Engine) -> None:
         output: Any = engine.state.output
-        self._record(engine, {"loss": float(output["loss"])})
+        self._losses.append(output["loss"].item())
+        if not math.isfinite(self._losses[-1]):
+            raise FloatingPointError(
+                f"The loss is {self._losses[-1]} in epoch {engine.state.epoch}: lower the learning rate; last.pt holds
+                the " "state before this epoch"
+            )
+
+    def epoch_completed(self, engine: Engine) -> None:
+        self._record(engine, {"loss": math.fsum(self._losses) / len(self._losses)})
 
     def _record(self, engine: Engine, row: Mapping[str, float]) -> None:
-        figures = {k: float(v) for k, v in self.validate().items()}
-        rate = float(self.parts["optimizer"].param_groups[0]["lr"])  # type: ignore[union-attr, index]
-        self.history.append({"epoch": engine.state.epoch, "lr": rate, **row, **figures})
+        self.validator.run()
+        figures = {k: float(v) for k, v in self.validator.state.metrics.items() if k.startswith("val_")}
+        rate = float(self.optimizer.param_groups[0]["lr"])
+        self.history.append({"epoch": engine.state.epoch, **row, "lr": rate, **figures})
         better = figures[self.key] > self.best
         self.best = max(self.best, figures[self.key])
-        if not self.write:
+        if dist.is_available() and dist.is_initialized() and dist.get_rank() != 0:
             return
         self.folder.mkdir(parents=True, exist_ok=True)
-        weights = self.parts["network"].state_dict()
+        state = {name: part.state_dict() for name, part in self._parts().items()}
         if better:
-            _save(
-                {"network": {k.removeprefix("module."): v for k, v in weights.items()}, "settings": self.settings},
-                self.folder / "model.pt",
-            )
-        state = {name: part.state_dict() for name, part in self.parts.items()}
-        _save(
-            {
-                **state,
-                "epoch": engine.state.epoch,
-                "history": self.history,
-                "best": self.best,
-                "settings": self.settings,
-            },
-            self.folder / "last.pt",
-        )
-        names = list(dict.fromkeys(name for entry in self.history for name in entry))
-        aside = self.folder / "history.csv.tmp"
-        with aside.open("w", newline="") as file:
-            writer = csv.DictWriter(file, names)
-            writer.writeheader()
-            writer.writerows(self.history)
-        aside.replace(self.folder / "history.csv")
+            _save({"network": state["network"], "settings": self.settings}, self.folder / "model.pt")
+        _write_history(self.history, self.folder / "history.csv")
+        more = {"epoch": engine.state.epoch, "epochs": int(engine.state.max_epochs or 0), "history": self.history}
+        _save({**state, **more, "best": self.best, "settings": self.settings}, self.folder / "last.pt")

@@ -11,5 +11,6 @@
 
 from __future__ import annotations
 
+from .backbones import Backbone, Backbones, build_backbone
 from .god_net import GoDEmbedder, GoDNet, GoDOutput, NodeContributions, select_rows
 from .segmenter import AnatomySegmenter, load_cxr_segmenter, tidy_mask

@@ -105,7 +105,7 @@ class AlignToAnatomy(Transform):
     Args:
         modality: a registered name or a :class:`Modality`.
         output_size: side of the square output in pixels.
-        mode: ``"affine"``, ``"similarity"`` or ``"box"``.
+        mode: ``"affine"``, ``"similarity"`` or ``"box"``; ``"none"`` for the whole image, padded to a centred square.
         margin: share of the output's side left free on each side of the anatomy.
         anatomy_size: side of the masks' output; None for the image's.
 
@@ -138,6 +138,8 @@ class AlignToAnatomy(Transform):
         Raises:
             AnatomyError: when the anatomy that fixes the frame is missing or unusable.
         """
+        if self.mode == "none":
+            raise ValueError("mode 'none' has no anatomical frame: padded_square is its map")
         kind, first, second = self.modality.frame
         channel = {organ: i for i, organ in enumerate(self.modality.organs)}
         masks = None if anatomy is None else np.asarray(anatomy) > 0
@@ -175,6 +177,8 @@ class AlignToAnatomy(Transform):
             AnatomyError: when the anatomy that fixes the frame is missing or unusable; :meth:`padded_square` is the
                 explicit way out.
         """
+        if self.mode == "none":
+            return self.padded_square(image, anatomy, landmarks)
         self._check(image, anatomy)
         return self._apply(image, anatomy, landmarks, self.matrix(anatomy, landmarks))
 

@@ -37,7 +37,7 @@ __all__ = [
 
 Array = NDArray[Any]
 
-MODES = ("box", "affine", "similarity")
+MODES = ("box", "affine", "similarity", "none")
 # Half extent of the pair of lungs over the standard deviation of their pixels, across and along the body: medians over
 # 462 films.
 LUNG_EXTENT = (1.8, 2.1)
