@@ -32,6 +32,7 @@ from tqdm import tqdm
 from monai_god.data.datalist import DATALIST_NAME, DISJOINT_SECTIONS, DatalistError, save_datalist
 from monai_god.data.protocol import split_by_patient
 from monai_god.transforms import LoadMedicalImage
+from monai_god.transforms.io.functional import IMAGE_SUFFIXES
 
 __all__ = [
     "Candidates",
@@ -44,7 +45,6 @@ __all__ = [
 ]
 
 UNREADABLE_NAME = "unreadable.csv"
-SUFFIXES = (".png", ".jpg", ".jpeg", ".tif", ".tiff", ".dcm", ".dicom", ".nii", ".nii.gz")
 # Keys of an item that a column or a named group of a regular expression may give, beside image and patient.
 OPTIONAL_KEYS = ("visit", "visit_unit", "day", "view", "laterality", "camera", "source")
 MASK_KEYS = ("left_lung", "right_lung", "heart", "cardiomediastinum", "optic_disc", "vessels")
@@ -327,10 +327,12 @@ def candidates_from_folder(
         for path in sorted(root.rglob(pattern or "*"))
         if (path.is_file() or path.is_symlink())
         and not any(part.startswith(".") for part in path.relative_to(root).parts)
-        and (pattern is not None or path.name.lower().endswith(SUFFIXES))
+        and (pattern is not None or path.name.lower().endswith(IMAGE_SUFFIXES))
     ]
     if not paths:
-        raise DatalistError(f"{root}: no file matches {pattern or ' '.join('*' + suffix for suffix in SUFFIXES)}.")
+        raise DatalistError(
+            f"{root}: no file matches {pattern or ' '.join('*' + suffix for suffix in IMAGE_SUFFIXES)}."
+        )
     result = Candidates()
     for path in paths:
         below = path.relative_to(root)

@@ -16,6 +16,7 @@ from .runs import (
     build_god_net,
     embed_dataset,
     evaluate_run,
+    find_images,
     initialise_run,
     load_run,
     log_to,

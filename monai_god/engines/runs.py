@@ -24,10 +24,12 @@ from monai.inferers import Inferer
 from torch.utils.data import DataLoader
 from torch_geometric.data import Batch
 
+from monai_god.data.datalist import DATALIST_NAME, load_datalist
 from monai_god.data.protocol import RetrievalMetadata, RetrievalProtocol
+from monai_god.losses import GoDLoss
 from monai_god.metrics import retrieval_metrics, verification_metrics, write_metrics
 from monai_god.networks.nets.god_net import GoDNet
-from monai_god.transforms.io.functional import read_image
+from monai_god.transforms.io.functional import IMAGE_SUFFIXES, read_image
 from monai_god.visualize import plot_curves, plot_ranked_lists, save_graph_sheet
 
 from .cached_graphs import CachedGraphDataset, collate_graphs, graph_tensors
@@ -37,8 +39,10 @@ __all__ = [
     "build_god_net",
     "embed_dataset",
     "evaluate_run",
+    "find_images",
     "initialise_run",
     "load_run",
+    "log_to",
     "write_embeddings",
 ]
 
@@ -86,6 +90,24 @@ def log_to(path: str | Path) -> None:
     logging.getLogger().addHandler(handler)
 
 
+def find_images(path: str | Path) -> list[dict[str, Any]]:
+    """
+    The items to embed: of a datalist's section ``testing`` (patients need not be known), else every image file under a
+    folder.
+
+    Raises:
+        ValueError: when there is none.
+    """
+    folder = Path(path)
+    if (folder / DATALIST_NAME).is_file() or folder.suffix == ".json":
+        return load_datalist(folder, ("testing",), patient_required=False)["testing"]
+    files = [file for file in sorted(folder.rglob("*")) if file.name.lower().endswith(IMAGE_SUFFIXES)]
+    items = [{"image": str(file), "patient_id": None} for file in files]
+    if not items:
+        raise ValueError(f"{folder} holds no image: give --dataset_dir a folder of images, or one with {DATALIST_NAME}")
+    return items
+
+
 def load_run(path: str | Path) -> dict[str, Any]:
     """
     Read the ``model.pt`` of a run (``weights_only=True``): ``network`` (weights), ``settings`` (``network`` arguments,
@@ -108,12 +130,13 @@ def initialise_run(net: torch.nn.Module, loss: torch.nn.Module, dataset: CachedG
     their mean embeddings. Returns what was fitted; does nothing for a random start. In a distributed run all processes
     get the start of rank 0.
     """
-    god, terms = getattr(net, "module", net), getattr(loss, "module", loss)
+    god: GoDNet = getattr(net, "module", net)  # type: ignore[assignment]
+    terms: GoDLoss = getattr(loss, "module", loss)  # type: ignore[assignment]
     if god.head_init != "closed_form":
         return {}
     graphs = Batch.from_data_list([dataset.graph(i) for i in range(len(dataset))])
     device = next(god.parameters()).device
-    report: dict[str, float] = god.cpu().initialise_closed_form(*graph_tensors(graphs, "cpu"), dataset.patient_ids)
+    report = god.cpu().initialise_closed_form(*graph_tensors(graphs, "cpu"), dataset.patient_ids)
     god.to(device)
     z = torch.from_numpy(embed_dataset(god, dataset, device)).to(device)
     terms.identity.initialise_from_embeddings(z, torch.tensor(dataset.labels, device=device))
@@ -218,7 +241,7 @@ def evaluate_run(
     return report
 
 
-def _raw_image(item: Mapping[str, Any]) -> torch.Tensor:
+def _raw_image(item: Mapping[str, Any]) -> np.ndarray:
     return read_image(item["image"])[0]
 
 

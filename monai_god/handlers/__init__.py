@@ -11,4 +11,5 @@
 from __future__ import annotations
 
 from .embedding_metrics import *
+from .embedding_writer import EmbeddingWriter
 from .run_checkpoint import RunCheckpoint

@@ -34,7 +34,8 @@ def _save(content: Mapping[str, Any], path: Path) -> None:
 
 
 def _write_history(history: Sequence[Mapping[str, float]], path: Path) -> None:
-    names = sorted({name for row in history for name in row}, key=("epoch", "loss", "lr").__contains__, reverse=True)
+    first = ("epoch", "loss", "lr")
+    names = [*first, *sorted({name for row in history for name in row}.difference(first))]
     aside = path.with_name(path.name + ".tmp")
     with aside.open("w", newline="") as file:
         writer = csv.DictWriter(file, names)
@@ -150,8 +151,8 @@ class RunCheckpoint:
         self._losses.append(output["loss"].item())
         if not math.isfinite(self._losses[-1]):
             raise FloatingPointError(
-                f"The loss is {self._losses[-1]} in epoch {engine.state.epoch}: lower the learning rate; last.pt holds
-                the " "state before this epoch"
+                f"The loss is {self._losses[-1]} in epoch {engine.state.epoch}: lower the learning rate; last.pt holds "
+                "the state before this epoch"
             )
 
     def epoch_completed(self, engine: Engine) -> None:

@@ -21,11 +21,13 @@ import torch
 from PIL import Image, ImageOps
 from pydicom.pixels import apply_modality_lut, apply_voi_lut, convert_color_space
 
-__all__ = ["MAXIMUM_PIXELS", "MINIMUM_SIDE", "ImageReadError", "content_hash", "read_image"]
+__all__ = ["IMAGE_SUFFIXES", "MAXIMUM_PIXELS", "MINIMUM_SIDE", "ImageReadError", "content_hash", "read_image"]
 
 MINIMUM_SIDE = 16
 MAXIMUM_PIXELS = 120_000_000
 NIFTI = (".nii", ".nii.gz")
+#: names by which a folder is searched; what a file is, its content tells
+IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".tif", ".tiff", ".dcm", ".dicom", *NIFTI)
 
 
 class ImageReadError(ValueError):

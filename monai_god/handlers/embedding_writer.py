@@ -1,0 +1,78 @@
+# Copyright (c) monai_god contributors
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#     http://www.apache.org/licenses/LICENSE-2.0
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+from __future__ import annotations
+
+import csv
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from ignite.engine import Engine, Events
+
+__all__ = ["EmbeddingWriter"]
+
+
+class EmbeddingWriter:
+    """
+    Handler of an evaluator: keep the embeddings and, for each image, the images most similar to it.
+
+    Written at the end of the run, aside and then renamed: ``embeddings.npz`` (``embeddings`` float32 [n, E] of unit
+    length, ``images`` file names, without pickled objects) and ``neighbours.csv`` (image, rank, neighbour,
+    similarity).
+
+    Args:
+        output_dir: where to write.
+        neighbours: how many images to list for each.
+        chunk: images compared at once; memory grows with ``chunk`` x n.
+    """
+
+    def __init__(self, output_dir: str | os.PathLike[str], neighbours: int = 5, chunk: int = 1024) -> None:
+        self.folder, self.neighbours, self.chunk = Path(output_dir), neighbours, chunk
+        self._rows: list[np.ndarray] = []
+        self._images: list[str] = []
+
+    def attach(self, engine: Engine) -> None:
+        engine.add_event_handler(Events.EPOCH_STARTED, self.started)
+        engine.add_event_handler(Events.ITERATION_COMPLETED, self.collect)
+        engine.add_event_handler(Events.COMPLETED, self.write)
+
+    def started(self, engine: Engine) -> None:
+        self._rows, self._images = [], []
+
+    def collect(self, engine: Engine) -> None:
+        output: Any = engine.state.output
+        batch: Any = engine.state.batch
+        self._rows.append(output["pred"].detach().float().cpu().numpy())
+        self._images += [str(name) for name in batch["image"]]
+
+    def write(self, engine: Engine) -> None:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        z = np.concatenate(self._rows)
+        aside = self.folder / "embeddings.tmp.npz"
+        np.savez_compressed(aside, embeddings=z, images=np.array(self._images))
+        aside.replace(self.folder / "embeddings.npz")
+        count = min(self.neighbours, len(z) - 1)
+        aside = self.folder / "neighbours.csv.tmp"
+        with aside.open("w", newline="", encoding="utf-8") as file:
+            writer = csv.writer(file)
+            writer.writerow(("image", "rank", "neighbour", "similarity"))
+            gallery = torch.from_numpy(z)
+            for start in range(0, len(z) if count > 0 else 0, self.chunk):
+                similarity = gallery[start : start + self.chunk] @ gallery.T
+                rows = torch.arange(len(similarity))
+                similarity[rows, start + rows] = -torch.inf
+                best = similarity.topk(count)
+                for row, (values, indices) in enumerate(zip(best.values.tolist(), best.indices.tolist(), strict=True)):
+                    for rank, (value, index) in enumerate(zip(values, indices, strict=True), start=1):
+                        writer.writerow((self._images[start + row], rank, self._images[index], f"{value:.4f}"))
+        aside.replace(self.folder / "neighbours.csv")
