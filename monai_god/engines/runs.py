@@ -26,7 +26,6 @@ from torch_geometric.data import Batch
 
 from monai_god.data.datalist import DATALIST_NAME, load_datalist
 from monai_god.data.protocol import RetrievalMetadata, RetrievalProtocol
-from monai_god.losses import GoDLoss
 from monai_god.metrics import retrieval_metrics, verification_metrics, write_metrics
 from monai_god.networks.nets.god_net import GoDNet
 from monai_god.transforms.io.functional import IMAGE_SUFFIXES, read_image
@@ -124,26 +123,34 @@ def load_run(path: str | Path) -> dict[str, Any]:
     return content
 
 
-def initialise_run(net: torch.nn.Module, loss: torch.nn.Module, dataset: CachedGraphDataset) -> dict[str, float]:
+def initialise_run(
+    net: torch.nn.Module, loss: torch.nn.Module, dataset: CachedGraphDataset, seed: int
+) -> dict[str, float]:
     """
-    Start the heads from the closed form of the training patients (``head_init='closed_form'``), and the classifier from
-    their mean embeddings. Returns what was fitted; does nothing for a random start. In a distributed run all processes
-    get the start of rank 0.
+    Start the network and the loss: random numbers of the seed, then, with ``head_init='closed_form'``, the heads from
+    the closed form of the training patients and the classifier from their mean embeddings. In a distributed run all
+    processes get the start of rank 0.
+
+    Returns:
+        what the closed form found, empty for a random start.
     """
-    god: GoDNet = getattr(net, "module", net)  # type: ignore[assignment]
-    terms: GoDLoss = getattr(loss, "module", loss)  # type: ignore[assignment]
-    if god.head_init != "closed_form":
-        return {}
-    graphs = Batch.from_data_list([dataset.graph(i) for i in range(len(dataset))])
-    device = next(god.parameters()).device
-    report = god.cpu().initialise_closed_form(*graph_tensors(graphs, "cpu"), dataset.patient_ids)
-    god.to(device)
-    z = torch.from_numpy(embed_dataset(god, dataset, device)).to(device)
-    terms.identity.initialise_from_embeddings(z, torch.tensor(dataset.labels, device=device))
+    god: Any = getattr(net, "module", net)
+    terms: Any = getattr(loss, "module", loss)
+    torch.manual_seed(seed)
+    god.reset_parameters()
+    terms.reset_parameters()
+    report: dict[str, float] = {}
+    if god.head_init == "closed_form":
+        graphs = Batch.from_data_list([dataset.graph(i) for i in range(len(dataset))])
+        device = next(god.parameters()).device
+        report = god.cpu().initialise_closed_form(*graph_tensors(graphs, "cpu"), dataset.patient_ids)
+        god.to(device)
+        z = torch.from_numpy(embed_dataset(god, dataset, device)).to(device)
+        terms.identity.initialise_from_embeddings(z, torch.tensor(dataset.labels, device=device))
+        logger.info("closed form: %s", {k: round(v, 4) for k, v in report.items()})
     if dist.is_available() and dist.is_initialized():
         for tensor in (*god.state_dict().values(), *terms.state_dict().values()):
             dist.broadcast(tensor, src=0)
-    logger.info("closed form: %s", {k: round(v, 4) for k, v in report.items()})
     return report
 
 
