@@ -25,15 +25,20 @@ class GraphAttentionPooling(nn.Module):
     Pool node embeddings with a learned attention vector (Graph-of-Differences, Eq. 3):
     alpha = softmax_i(p . h'_i / sqrt(D)) over valid nodes, g_G = sum_i alpha_i h'_i.
 
+    With ``num_types`` the same is done among the nodes of each type, each with its own p, and the results are
+    concatenated, so that the organs are not averaged into one another (not in the paper).
+
     Args:
         width: number of features per node D.
         zero_init: start with p = 0, which is the plain mean over valid nodes.
+        num_types: T, number of node types pooled apart; None for one pool as in the paper.
     """
 
-    def __init__(self, width: int, zero_init: bool = False) -> None:
+    def __init__(self, width: int, zero_init: bool = False, num_types: int | None = None) -> None:
         super().__init__()
         self.zero_init, self.root_width = zero_init, math.sqrt(width)
-        self.query = nn.Parameter(torch.empty(width))
+        self.pools = 1 if num_types is None else num_types
+        self.query = nn.Parameter(torch.empty(self.pools, width))
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -42,18 +47,23 @@ class GraphAttentionPooling(nn.Module):
         else:
             nn.init.normal_(self.query, std=0.02)
 
-    def forward(self, h: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(self, h: Tensor, mask: Tensor, node_type: Tensor) -> tuple[Tensor, Tensor]:
         """
         Args:
             h: [B, N, D].
             mask: [B, N] bool.
+            node_type: [B, N] long.
 
         Returns:
-            g_G [B, D] and alpha [B, N], zero for padded nodes. A graph without nodes gives zeros.
+            g_G [B, D] (with types [B, T * D]) and alpha [B, N], zero for padded nodes, with sum 1 (with types, for each
+            type). A graph without nodes, or a type without, gives zeros.
         """
-        score = (h * self.query).sum(dim=-1) / self.root_width
-        alpha = masked_softmax(score, mask)
-        return (alpha.unsqueeze(-1) * h).sum(dim=1), alpha
+        score = h @ self.query.T / self.root_width  # [B, N, pools]
+        member = mask.unsqueeze(-1)
+        if self.pools > 1:
+            member = member & (node_type.unsqueeze(-1) == torch.arange(self.pools, device=h.device))
+        alpha = masked_softmax(score.transpose(1, 2), member.transpose(1, 2))  # [B, pools, N]
+        return torch.bmm(alpha, h).flatten(1), alpha.sum(1)
 
     def extra_repr(self) -> str:
-        return f"width={self.query.shape[0]}, zero_init={self.zero_init}"
+        return f"width={self.query.shape[1]}, pools={self.pools}, zero_init={self.zero_init}"

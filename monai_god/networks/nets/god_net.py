@@ -65,6 +65,7 @@ class GoDOutput(NamedTuple):
     attention: Tensor
     global_embedding: Tensor
     node_vectors: Tensor
+    place_vectors: Tensor
     node_type: Tensor
     slot: Tensor
     mask: Tensor
@@ -98,11 +99,15 @@ class GoDNet(nn.Module):
 
     - (A) z = normalise(phi(g)).
     - (B), (C), (D) z = normalise(phi([g || g_G])), Eqs. 2 to 4. They differ in their loss only.
-    - (E) adds the matched part: every node is projected to ``node_dim`` numbers of unit length, n_i, and z is the
-      concatenation of sqrt(w) z_Eq4 and sqrt((1 - w) v_i) n_i in the fixed order of named places, so that plain cosine
-      gives s(a, b) = w cos(z_a, z_b) + (1 - w) sum_i v_i cos(n_i(a), n_i(b)), with w in (0, 1) and v >= 0, sum v = 1,
-      learned. Places missing from an image are zero and the vector is scaled to unit length.
-      :meth:`matched_similarity` is the re-ranker with soft correspondence between nodes of the same type.
+    - (E) adds the matched part: a metric that all nodes share turns every node into a vector n_i of unit length; each
+      named place i has its own projection R_i to ``node_dim`` numbers, again of unit length, m_i; and z is the
+      concatenation of sqrt(w) z_Eq4 and sqrt((1 - w) v_i) m_i in the fixed order of named places, so that plain cosine
+      gives s(a, b) = w cos(z_a, z_b) + (1 - w) sum_i v_i cos(m_i(a), m_i(b)), with w in (0, 1) and v >= 0, sum v = 1,
+      learned. R_i starts as a random projection drawn for the place: the errors of many independent small projections
+      average out, while one projection to ``node_dim`` numbers for all places loses the same directions everywhere
+      (on real chest X-rays R1 0.81 against 0.76 at 64 numbers). Places missing from an image are zero and the vector is
+      scaled to unit length. :meth:`matched_similarity` is the re-ranker with soft correspondence between nodes n of the
+      same type.
 
     Args:
         in_channels: number of channels C of the backbone.
@@ -112,13 +117,14 @@ class GoDNet(nn.Module):
         width: features per node D inside the encoder; None for C as in the paper. A smaller one adds a linear
             projection of the node features, which makes training on a CPU feasible.
         embed_dim: length of z of Eq. 4.
-        node_dim: numbers per node in the matched part.
+        node_dim: numbers per place in the matched part; of the encoder's width or more, n_i itself is taken.
         matched: whether the matched part is on; None for: at level (E) only. (E) without it has the network of (D).
         layers: transformer layers.
         heads: attention heads.
         mlp_ratio: hidden width of the transformer's feed-forward part over D.
         dropout: probability inside the transformer.
         tau: temperature of the soft correspondence of the re-ranker.
+        typed_pooling: pool the nodes of each type apart, g_G is [num_node_types * D] then; False for the paper's form.
         fusion_hidden: width of an optional hidden layer of phi.
         global_weight: w at the start.
         head_init: 'closed_form': the encoder starts as the identity, the pooling as the plain mean, and
@@ -150,6 +156,7 @@ class GoDNet(nn.Module):
         mlp_ratio: float = 2.0,
         dropout: float = 0.0,
         tau: float = 0.1,
+        typed_pooling: bool = False,
         fusion_hidden: int | None = None,
         global_weight: float = 0.5,
         head_init: str = "closed_form",
@@ -166,10 +173,10 @@ class GoDNet(nn.Module):
         self.in_channels, self.components, self.head_init = in_channels, components, head_init
         self.num_nodes, self.embed_dim = num_nodes, embed_dim
         self.matched = components == "E" if matched is None else matched
-        self.node_dim = node_dim if self.matched else 0
         self.width = 0 if components == "A" else (in_channels if width is None else width)
-        if self.node_dim > self.width and self.matched:
-            raise ValueError(f"node_dim must not exceed the encoder's width {self.width}, got {node_dim}.")
+        if node_dim < 1:
+            raise ValueError(f"node_dim must be positive, got {node_dim}.")
+        self.node_dim = min(node_dim, self.width) if self.matched else 0
         self.global_weight_start = global_weight
         zero = head_init == "closed_form"
         graph = components != "A"
@@ -178,12 +185,18 @@ class GoDNet(nn.Module):
         self.encoder = (
             GraphTransformer(self.width, num_node_types, layers, heads, mlp_ratio, dropout, zero) if graph else None
         )
-        self.pooling = GraphAttentionPooling(self.width, zero) if graph else None
-        self.fusion = BranchFusion((in_channels, self.width) if graph else (in_channels,), embed_dim, fusion_hidden)
+        self.pooling = (
+            GraphAttentionPooling(self.width, zero, num_node_types if typed_pooling else None) if graph else None
+        )
+        pools = num_node_types if typed_pooling else 1
+        branches = (in_channels, pools * self.width) if graph else (in_channels,)
+        self.fusion = BranchFusion(branches, embed_dim, fusion_hidden)
         self.correspondence = SoftCorrespondence(tau, same_type=True)
-        self.node_projection = nn.Linear(self.width, node_dim, bias=False) if self.matched else None
+        self.node_metric = nn.Linear(self.width, self.width, bias=False) if self.matched else None
         # one bias for each place: centring every place on its own mean is what makes the cosines tell patients apart
-        self.node_bias = nn.Embedding(num_nodes, node_dim) if self.matched else None
+        self.node_bias = nn.Embedding(num_nodes, self.width) if self.matched else None
+        small = self.matched and self.node_dim < self.width
+        self.place_projection = nn.Parameter(torch.empty(num_nodes, self.width, self.node_dim)) if small else None
         self.global_logit = nn.Parameter(torch.zeros(()), requires_grad=self.matched)
         self.node_logits = nn.Parameter(torch.zeros(num_nodes if self.matched else 0), requires_grad=self.matched)
         self.closed_form_ready: Tensor
@@ -199,9 +212,11 @@ class GoDNet(nn.Module):
             self.encoder.reset_parameters()
             self.pooling.reset_parameters()
         self.fusion.reset_parameters()
-        if self.node_projection is not None and self.node_bias is not None:
-            nn.init.xavier_uniform_(self.node_projection.weight)
+        if self.node_metric is not None and self.node_bias is not None:
+            nn.init.xavier_uniform_(self.node_metric.weight)
             nn.init.zeros_(self.node_bias.weight)
+        if self.place_projection is not None:
+            nn.init.normal_(self.place_projection, std=self.node_dim**-0.5)
         nn.init.constant_(self.global_logit, float(np.log(self.global_weight_start / (1 - self.global_weight_start))))
         nn.init.zeros_(self.node_logits)
 
@@ -212,14 +227,14 @@ class GoDNet(nn.Module):
 
     def part_weights(self) -> tuple[Tensor, Tensor]:
         """w (scalar) and (1 - w) v [S]; together they sum to 1. Without the matched part w is 1 and v is empty."""
-        if self.node_projection is None:
+        if self.node_metric is None:
             return torch.ones_like(self.global_logit), self.node_logits
         w = torch.sigmoid(self.global_logit)
         return w, torch.sigmoid(-self.global_logit) * torch.softmax(self.node_logits, dim=0)
 
     def _encode(
         self, nodes: Tensor, g: Tensor, node_type: Tensor, pos: Tensor, adjacency: Tensor, mask: Tensor, slot: Tensor
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
         branches = [g]
         h = nodes[:, :, :0]
         graph_embedding = g[:, :0]
@@ -229,18 +244,21 @@ class GoDNet(nn.Module):
             if self.input_projection is not None:
                 h = self.input_projection(h)
             h = self.encoder(h, node_type, pos, adjacency, mask)
-            graph_embedding, attention = self.pooling(h, mask)
+            graph_embedding, attention = self.pooling(h, mask, node_type)
             branches.append(graph_embedding)
         whole = safe_normalize(self.fusion(branches))
         z = whole
-        vectors = nodes[:, :, :0]
-        if self.node_projection is not None and self.node_bias is not None:
-            vectors = self.node_projection(h) + self.node_bias(slot.masked_fill(~mask, 0))
+        vectors = placed = nodes[:, :, :0]
+        if self.node_metric is not None and self.node_bias is not None:
+            vectors = self.node_metric(h) + self.node_bias(slot.masked_fill(~mask, 0))
             vectors = safe_normalize(vectors.masked_fill((~mask).unsqueeze(-1), 0.0))
+            placed = to_slots(vectors, mask, slot, self.num_nodes)
+            if self.place_projection is not None:
+                placed = safe_normalize(torch.einsum("bsd,sdk->bsk", placed, self.place_projection))
             w, v = self.part_weights()
-            placed = to_slots(vectors, mask, slot, self.num_nodes) * v.sqrt().unsqueeze(-1)
-            z = safe_normalize(torch.cat([w.sqrt() * whole, placed.flatten(1)], dim=1))
-        return z, graph_embedding, h, attention, whole, vectors
+            parts = [w.sqrt() * whole, (placed * v.sqrt().unsqueeze(-1)).flatten(1)]
+            z = safe_normalize(torch.cat(parts, dim=1))
+        return z, graph_embedding, h, attention, whole, vectors, placed
 
     @torch.jit.export
     def embed(
@@ -289,10 +307,8 @@ class GoDNet(nn.Module):
                 "training patients' features before training, or build the network with head_init='random'."
             )
         slot = self._check(dense, nodes, g)
-        z, graph_embedding, h, attention, whole, vectors = self._encode(
-            nodes, g, dense.node_type, dense.pos, dense.adjacency, dense.mask, slot
-        )
-        return GoDOutput(z, graph_embedding, h, attention, whole, vectors, dense.node_type, slot, dense.mask)
+        encoded = self._encode(nodes, g, dense.node_type, dense.pos, dense.adjacency, dense.mask, slot)
+        return GoDOutput(*encoded, dense.node_type, slot, dense.mask)
 
     @torch.jit.unused
     def _check(self, dense: GraphTensors, nodes: Tensor, g: Tensor) -> Tensor:
@@ -342,7 +358,6 @@ class GoDNet(nn.Module):
         if not self.matched:
             raise ValueError("Node contributions need the matched part: components='E' and matched not False.")
         w, v = self.part_weights()
-        place_a = to_slots(a.node_vectors, a.mask, a.slot, self.num_nodes)
         whole = w * (a.global_embedding * b.global_embedding).sum(-1)
         if rerank:
             p = self.correspondence(a.node_vectors, b.node_vectors, a.mask, b.mask, a.node_type, b.node_type)
@@ -353,9 +368,8 @@ class GoDNet(nn.Module):
             present = to_slots(found, a.mask, a.slot, self.num_nodes).squeeze(-1)
             scale = w + (v * present).sum(1)
         else:
-            place_b = to_slots(b.node_vectors, b.mask, b.slot, self.num_nodes)
-            terms = v * (place_a * place_b).sum(-1)
-            lengths = [w + (v * x.square().sum(-1)).sum(1) for x in (place_a, place_b)]
+            terms = v * (a.place_vectors * b.place_vectors).sum(-1)
+            lengths = [w + (v * x.place_vectors.square().sum(-1)).sum(1) for x in (a, b)]
             scale = (lengths[0] * lengths[1]).sqrt()
         whole, terms = whole / scale, terms / scale.unsqueeze(1)
         return NodeContributions(whole + terms.sum(1), whole, terms)
@@ -374,17 +388,18 @@ class GoDNet(nn.Module):
         batch_size: int = 64,
     ) -> dict[str, float]:
         """
-        Set phi and the node projections from the training patients, so that the untrained network is the closed form.
+        Set phi and the node metric from the training patients, so that the untrained network is the closed form.
 
         The input projection, where there is one, becomes the principal components of the nodes (without patient ids, so
         that the cross-validation behind it is honest); the type embedding starts at minus the mean of its type, so that
-        correspondence sees centred features. phi is fitted on the normalised branches [g || g_G] (on g for (A)), the
-        node projection of (E) on the nodes, one map for all places and a mean for each. With cross-validation, w of
-        (E) is the weight that retrieves the held-out patients best.
+        correspondence sees centred features. phi is block-diagonal: g, reduced by the principal components of the nodes
+        where there are any, since few images do not span the features, and g_G, whose pools share one map, are each
+        fitted and given their share of the ``embed_dim`` outputs. The node metric of (E) is one map for all places with
+        a mean for each. With cross-validation, w of (E) is the weight that retrieves the held-out patients best.
 
         Args:
-            dense: densified graphs of all n training images; None for (A).
-            nodes: [n, N, C]; None for (A).
+            dense: densified graphs of all n training images; for (A) None will do.
+            nodes: [n, N, C]; likewise.
             g: [n, C].
             patient_ids: n ids.
             method: 'whitening', 'lda' or 'plda', see :func:`fit_closed_form`.
@@ -405,17 +420,22 @@ class GoDNet(nn.Module):
         self.eval()
         report: dict[str, float] = {}
         graph_embedding = g[:, :0]
-        node_fit = None
-        if self.encoder is not None:
-            if dense is None or nodes is None:
-                raise ValueError(f"Level ({self.components}) needs the graphs and the node features.")
-            slot = self._check(dense, nodes, g)
-            mask = dense.mask
+        node_fit = components = None
+        if dense is not None and nodes is not None:
+            slot, mask = self._check(dense, nodes, g), dense.mask
             places = max(self.num_nodes, int(slot.masked_fill(~mask, 0).max()) + 1)
             placed = to_slots(nodes, mask, slot, places)
             present = to_slots(mask.unsqueeze(-1).to(nodes.dtype), mask, slot, places).squeeze(-1) > 0
+            components = principal_components(placed, min(self.in_channels, self.embed_dim), present)
+        elif self.encoder is not None:
+            raise ValueError(f"Level ({self.components}) needs the graphs and the node features.")
+        if self.encoder is not None and dense is not None and nodes is not None and components is not None:
             if self.input_projection is not None:
-                self.input_projection.weight.copy_(principal_components(placed, self.width, present))
+                self.input_projection.weight.copy_(
+                    components[: self.width]
+                    if self.width <= len(components)
+                    else principal_components(placed, self.width, present)
+                )
             for t in range(self.encoder.type_embedding.num_embeddings):
                 rows = mask & (dense.node_type == t)
                 if rows.any():
@@ -426,39 +446,56 @@ class GoDNet(nn.Module):
             outputs = []
             for start in range(0, len(g), batch_size):
                 part = slice(start, start + batch_size)
-                outputs.append(
-                    self._encode(
-                        nodes[part],
-                        g[part],
-                        dense.node_type[part],
-                        dense.pos[part],
-                        dense.adjacency[part],
-                        mask[part],
-                        slot[part],
-                    )[1:3]
+                encoded = self._encode(
+                    nodes[part],
+                    g[part],
+                    dense.node_type[part],
+                    dense.pos[part],
+                    dense.adjacency[part],
+                    mask[part],
+                    slot[part],
                 )
+                outputs.append(encoded[1:3])
             graph_embedding = torch.cat([o[0] for o in outputs])
-            if self.node_projection is not None and self.node_bias is not None:
+            if self.node_metric is not None and self.node_bias is not None:
                 h = to_slots(torch.cat([o[1] for o in outputs]), mask, slot, places)
-                node_fit = fit_closed_form(h, patient_ids, method, shrinkage, self.node_dim, present, seed=seed)
-                self.node_projection.weight.copy_(node_fit.weight)
+                node_fit = fit_closed_form(h, patient_ids, method, shrinkage, self.width, present, seed=seed)
+                self.node_metric.weight.copy_(node_fit.weight)
                 self.node_bias.weight.copy_(node_fit.bias[: self.num_nodes])
                 report["node_shrinkage"] = node_fit.shrinkage
                 if node_fit.rank1 is not None and node_fit.mean_ap is not None:
                     report.update(node_rank1=node_fit.rank1, node_map=node_fit.mean_ap)
-        branches = [g] if self.encoder is None else [g, graph_embedding]
-        fit = fit_closed_form(
-            self.fusion.normalise(branches), patient_ids, method, shrinkage, self.embed_dim, seed=seed
-        )
-        self.fusion.linear.weight.copy_(fit.weight)
-        self.fusion.linear.bias.copy_(fit.bias)
+        pools = 0 if self.pooling is None else self.pooling.pools
+        share = 0 if not pools else min(self.width, self.embed_dim // (pools + 1))
+        whole_dim = self.embed_dim - pools * share
+        x = self.fusion.normalise([g] if self.encoder is None else [g, graph_embedding])
+        self.fusion.linear.weight.zero_()
+        self.fusion.linear.bias.zero_()
+        reduced = x[:, : self.in_channels] if components is None else x[:, : self.in_channels] @ components.T
+        fit = fit_closed_form(reduced, patient_ids, method, shrinkage, whole_dim, seed=seed)
+        whole = fit.weight if components is None else fit.weight @ components
+        self.fusion.linear.weight[:whole_dim, : self.in_channels] = whole
+        self.fusion.linear.bias[:whole_dim] = fit.bias
         report["phi_shrinkage"] = fit.shrinkage
-        if fit.rank1 is not None and fit.mean_ap is not None:
-            report.update(phi_rank1=fit.rank1, phi_map=fit.mean_ap)
+        folds = [(s, p) for s, p in fit.held_out]
+        if pools:
+            regions = x[:, self.in_channels :].reshape(len(g), pools, self.width)
+            pool_fit = fit_closed_form(regions, patient_ids, method, shrinkage, share, seed=seed)
+            report["pool_shrinkage"] = pool_fit.shrinkage
+            for k in range(pools):
+                outputs_k = slice(whole_dim + k * share, whole_dim + (k + 1) * share)
+                inputs_k = slice(self.in_channels + k * self.width, self.in_channels + (k + 1) * self.width)
+                self.fusion.linear.weight[outputs_k, inputs_k] = pool_fit.weight
+                self.fusion.linear.bias[outputs_k] = pool_fit.bias[k]
+            folds = [
+                ((s + pools * t) / (1 + pools), p) for (s, p), (t, _) in zip(folds, pool_fit.held_out, strict=True)
+            ]
+        if folds:
+            report["phi_rank1"], report["phi_map"] = combined_retrieval_score(folds)
         if self.matched and node_fit is not None and node_fit.held_out:
             scores: dict[float, tuple[float, float]] = {}
             for w in (0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95):
-                pairs = zip(fit.held_out, node_fit.held_out, strict=True)  # the same folds: same patients, same seed
+                pairs = zip(folds, node_fit.held_out, strict=True)  # the same folds: same patients, same seed
                 scores[w] = combined_retrieval_score([(w * s + (1 - w) * t, p) for (s, p), (t, _) in pairs])
             best = max(scores, key=lambda w: sum(scores[w]))
             self.global_logit.fill_(float(np.log(best / (1 - best))))

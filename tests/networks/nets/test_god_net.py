@@ -174,7 +174,7 @@ def test_similarity_of_level_e_is_its_formula(batch):
         for b in range(8):
             both = [i for i in range(7) if out.mask[a, i] and out.mask[b, i]]
             expected = w * (out.global_embedding[a] @ out.global_embedding[b])
-            expected = expected + sum(v[i] * (out.node_vectors[a, i] @ out.node_vectors[b, i]) for i in both)
+            expected = expected + sum(v[i] * (out.place_vectors[a, i] @ out.place_vectors[b, i]) for i in both)
             norms = [(w + sum(v[i] for i in range(7) if out.mask[k, i])).sqrt() for k in (a, b)]
             torch.testing.assert_close(s[a, b], expected / (norms[0] * norms[1]))
             if full[a] and full[b]:
@@ -218,36 +218,61 @@ def test_matched_similarity_is_a_loop(batch):
 
 @pytest.mark.parametrize("width", [None, 8])
 @pytest.mark.parametrize("components", LEVELS)
-def test_untrained_network_is_the_closed_form(components, width):
+@pytest.mark.parametrize("typed_pooling", [False, True])
+def test_untrained_network_is_the_closed_form(components, width, typed_pooling):
     batch = make_batch(images=30)
-    net = build(components, "closed_form", width=width, global_weight=0.4)
+    # node_dim of the width or more: no projection of the places, whose start is random
+    net = build(components, "closed_form", width=width, global_weight=0.4, node_dim=12, typed_pooling=typed_pooling)
     report = net.initialise_closed_form(batch.graphs, batch.nodes, batch.g, batch.patients, shrinkage=0.3)
     out = net.eval()(batch.graphs, batch.nodes, batch.g)
-    mask = batch.graphs.mask
-    # the graph branch: the mean of the nodes, each centred on its type, through the closed form where it is projected
+    mask, kind = batch.graphs.mask, batch.graphs.node_type
     nodes = batch.nodes.masked_fill(~mask[..., None], 0.0)
-    branches = [torch.nn.functional.layer_norm(batch.g, (12,))]
+    pools = 0 if components == "A" else 3 if typed_pooling else 1
+    share = 9 // (pools + 1) if pools else 0
+    # g, through the principal components of the nodes
+    g = torch.nn.functional.layer_norm(batch.g, (12,)) @ principal_components(nodes, 9, mask).T
+    parts = [fit_closed_form(g, batch.patients, shrinkage=0.3, out_dim=9 - pools * share)(g)]
     if components != "A":
+        # the graph branch: the means of the nodes, each centred on its type
         h = nodes if width is None else nodes @ principal_components(nodes, 8, mask).T
         centred = h.clone()
         for t in range(3):
-            rows = mask & (batch.graphs.node_type == t)
+            rows = mask & (kind == t)
             if rows.any():
                 centred[rows] = h[rows] - h[rows].mean(0)
         torch.testing.assert_close(out.node_embeddings[mask], centred[mask], atol=1e-4, rtol=1e-4)
-        pooled = torch.stack([c[m].mean(0) for c, m in zip(centred, mask, strict=True)])
-        branches.append(torch.nn.functional.layer_norm(pooled, pooled.shape[1:]))
-    phi = fit_closed_form(torch.cat(branches, 1), batch.patients, shrinkage=0.3, out_dim=9)
-    whole = torch.nn.functional.normalize(phi(torch.cat(branches, 1)), dim=1)
+        means = []
+        for b in range(30):
+            for t in range(pools):
+                mine = mask[b] & (kind[b] == t) if typed_pooling else mask[b]
+                means.append(centred[b][mine].mean(0) if mine.any() else torch.zeros(h.shape[2]))
+        pooled = torch.stack(means).reshape(30, -1)
+        regions = torch.nn.functional.layer_norm(pooled, pooled.shape[1:]).reshape(30, pools, -1)
+        fit = fit_closed_form(regions, batch.patients, shrinkage=0.3, out_dim=share)
+        parts.append(fit(regions).flatten(1))
+    whole = torch.nn.functional.normalize(torch.cat(parts, 1), dim=1)
     similarity = whole @ whole.T
     if components == "E":
-        fit = fit_closed_form(h, batch.patients, shrinkage=0.3, out_dim=4, mask=mask)
+        fit = fit_closed_form(h, batch.patients, shrinkage=0.3, mask=mask)
         n = torch.nn.functional.normalize(fit(h), dim=2) * mask[..., None]
         z = torch.cat([0.4**0.5 * whole, (0.6 / 7) ** 0.5 * n.flatten(1)], 1)
         z = torch.nn.functional.normalize(z, dim=1)
         similarity = z @ z.T
     torch.testing.assert_close(net.similarity(out, out), similarity, atol=2e-3, rtol=1e-3)
     assert report["phi_shrinkage"] == 0.3
+
+
+def test_place_projections_keep_the_cosines_on_average():
+    """Random projections of 32 places to 16 numbers: the mean cosine is close to that of the full vectors."""
+    batch = make_batch(images=12, nodes=32, channels=48)
+    keep = torch.ones_like(batch.graphs.mask)
+    graphs = batch.graphs._replace(mask=keep)
+    net = GoDNet(48, "E", num_node_types=3, num_nodes=32, node_dim=16, head_init="random").eval()
+    out = net(graphs, batch.nodes, batch.g)
+    full = torch.einsum("aid,bid->ab", out.node_vectors, out.node_vectors) / 32
+    small = torch.einsum("aid,bid->ab", out.place_vectors, out.place_vectors) / 32
+    assert out.place_vectors.shape == (12, 32, 16)
+    assert (full - small).abs().max() < 4 / (32 * 16) ** 0.5
 
 
 def test_closed_form_with_cross_validation_chooses_the_weight_and_keeps_the_mode():
@@ -280,7 +305,7 @@ def test_training_without_the_fit_is_refused(batch):
         ({"components": "F"}, "components must be one of"),
         ({"head_init": "zero"}, "head_init"),
         ({"components": "D", "matched": True}, "level \\(E\\)"),
-        ({"components": "E", "node_dim": 30}, "node_dim"),
+        ({"components": "E", "node_dim": 0}, "node_dim"),
         ({"components": "E", "global_weight": 1.0}, "global_weight"),
     ],
 )
