@@ -44,6 +44,10 @@ def feature_key(content: str, preprocessing: Mapping[str, Any], backbone: str, v
     return hashlib.sha256(text.encode()).hexdigest()
 
 
+# LMDB allows one environment per file and process, and none may be carried over a fork.
+_ENVIRONMENTS: dict[tuple[int, str], lmdb.Environment] = {}
+
+
 class FeatureStore:
     """
     Arrays by key on disk: an LMDB environment, so writes are transactions (a killed process leaves no half entry),
@@ -59,8 +63,6 @@ class FeatureStore:
 
     def __init__(self, path: str | os.PathLike[str], map_size: int = 1 << 30) -> None:
         self.path, self.map_size = Path(path), map_size
-        self._environment: lmdb.Environment | None = None
-        self._process = -1
         with self._open().begin() as transaction:
             found = transaction.get(b"format")
         if found is None:
@@ -69,17 +71,17 @@ class FeatureStore:
             raise FeatureStoreError(f"{self.path} holds another version of the store: remove the folder to rebuild it")
 
     def _open(self) -> lmdb.Environment:
-        # an LMDB environment must not be carried over a fork
-        if self._environment is None or self._process != os.getpid():
+        key = (os.getpid(), str(self.path.resolve()))
+        if key not in _ENVIRONMENTS:
             self.path.mkdir(parents=True, exist_ok=True)
             try:
-                self._environment = lmdb.open(str(self.path), map_size=self.map_size, max_readers=1024, readahead=False)
+                environment = lmdb.open(str(self.path), map_size=self.map_size, max_readers=1024, readahead=False)
             except lmdb.Error as error:
                 raise FeatureStoreError(
                     f"{self.path} is not a feature store: remove it or name another folder"
                 ) from error
-            self._process = os.getpid()
-        return self._environment
+            _ENVIRONMENTS[key] = environment
+        return _ENVIRONMENTS[key]
 
     def _write(self, key: bytes, value: bytes) -> None:
         while True:
@@ -117,9 +119,3 @@ class FeatureStore:
 
     def __len__(self) -> int:
         return int(self._open().stat()["entries"]) - 1
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_environment": None, "_process": -1}
-
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}({str(self.path)!r})"
