@@ -53,9 +53,9 @@ class _Prepared(Dataset):  # type: ignore[type-arg]
             image = torch.as_tensor(d["image"]).float()
             return index, {"image": image, "graph": d["graph"], "quality": d.get("anatomy_quality") or {}}
         except Exception as error:  # a long run goes on without the item and counts it
-            cause = error.__cause__ or error
-            while cause.__cause__ is not None:
-                cause = cause.__cause__
+            cause: BaseException = error
+            while str(cause).startswith("applying transform") and cause.__cause__ is not None:
+                cause = cause.__cause__  # MONAI's wrapping hides which file and why
             return index, str(cause)
 
 

@@ -137,7 +137,7 @@ class RunCheckpoint:
             self._record(engine, {})
 
     def started(self, engine: Engine) -> None:
-        if engine.state.epoch == 0:
+        if not self.history:
             self._record(engine, {})
 
     def epoch_started(self, engine: Engine) -> None:

@@ -1,0 +1,193 @@
+# Copyright (c) monai_god contributors
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#     http://www.apache.org/licenses/LICENSE-2.0
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+from __future__ import annotations
+
+import csv
+import json
+import os
+import random
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from monai.bundle.workflows import ConfigWorkflow
+
+from tests.bundles.conftest import CONFIGS, REPOSITORY, SMALL, command, run
+
+
+@pytest.fixture(scope="module")
+def trained(phantoms, cache, tmp_path_factory) -> Path:
+    output = tmp_path_factory.mktemp("trained")
+    given = ["--dataset_dir", str(phantoms), "--cache_dir", str(cache), "--output_dir", str(output), "--epochs", "2"]
+    # from inside the bundle
+    run([*command("train.json"), *given, *SMALL], folder=CONFIGS.parent)
+    return output
+
+
+@pytest.mark.parametrize("name, kind", [("train.json", "train"), ("inference.json", "infer")])
+def test_properties_are_complete(name, kind, tmp_path):
+    workflow = ConfigWorkflow(
+        config_file=str(CONFIGS / name), workflow_type=kind, logging_file=False, output_dir=str(tmp_path)
+    )
+    parser = workflow.parser
+    for key, value in workflow.properties.items():
+        if value["required"]:
+            assert value["id"].replace("::", "#") in parser or value["id"] in parser, key
+
+
+def test_training_leaves_what_it_promises(trained):
+    report = json.loads((trained / "metrics.json").read_text())
+    assert report["components"] == "E" and report["seed"] == 0 and report["queries"] == 18
+    for name in ("rank1", "map"):
+        low, high = report["metrics"][name]["ci95"]
+        assert 0 <= low <= report["metrics"][name]["value"] <= high <= 1
+    for name in ("ranked_lists.png", "graphs.png", "curves.png"):
+        assert (trained / name).read_bytes()[:4] == b"\x89PNG"
+    assert "closed form" in (trained / "log.txt").read_text()
+    with open(trained / "history.csv") as file:
+        rows = list(csv.DictReader(file))
+    assert [row["epoch"] for row in rows] == ["0", "1", "2"] and float(rows[1]["loss"]) > 0
+    assert any(path.name.startswith("events.out") for path in trained.iterdir())
+    assert not list(trained.glob("*.tmp*"))
+
+
+def test_no_patient_is_named(trained, phantoms):
+    items = json.loads((phantoms / "datalist.json").read_text())["testing"]
+    for name in ("metrics.json", "log.txt", "history.csv"):
+        text = (trained / name).read_text()
+        assert not any(item["patient_id"] in text for item in items)
+
+
+def test_evaluation_needs_the_testing_section_only(trained, phantoms, cache, tmp_path):
+    data = json.loads((phantoms / "datalist.json").read_text())
+    for item in data["testing"]:
+        for key in ("image", "left_lung", "right_lung", "heart"):
+            item[key] = str(phantoms / item[key])
+    (tmp_path / "datalist.json").write_text(json.dumps({"testing": data["testing"]}))
+    given = ["--dataset_dir", str(tmp_path), "--cache_dir", str(cache), "--output_dir", str(tmp_path / "out")]
+    given += ["--ckpt_path", str(trained / "model.pt"), "--num_workers", "0"]
+    run([*command(["train.json", "evaluate.json"], "evaluating"), *given])
+    ours = json.loads((tmp_path / "out" / "metrics.json").read_text())
+    theirs = json.loads((trained / "metrics.json").read_text())
+    assert ours["metrics"] == theirs["metrics"]
+
+
+def test_inference_on_a_folder_of_images(trained, phantoms, tmp_path):
+    (tmp_path / "images").mkdir()
+    for path in sorted((phantoms / "images").iterdir())[:5]:
+        os.link(path, tmp_path / "images" / path.name)
+    (tmp_path / "images" / "broken.png").write_bytes(b"no picture")
+    given = ["--dataset_dir", str(tmp_path / "images"), "--output_dir", str(tmp_path / "out"), "--num_workers", "0"]
+    text = run([*command("inference.json", "inference"), *given, "--ckpt_path", str(trained / "model.pt")])
+    assert "1 of 6 images left out" in text
+    with np.load(tmp_path / "out" / "embeddings.npz", allow_pickle=False) as saved:
+        z, images = saved["embeddings"], saved["images"]
+    assert len(z) == len(images) == 5
+    np.testing.assert_allclose(np.linalg.norm(z, axis=1), 1, atol=1e-5)
+    with open(tmp_path / "out" / "neighbours.csv") as file:
+        rows = list(csv.DictReader(file))
+    assert len(rows) == 5 * 4
+    first = {name: k for k, name in enumerate(images)}
+    for row in rows:
+        cosine = z[first[row["image"]]] @ z[first[row["neighbour"]]]
+        assert row["image"] != row["neighbour"] and float(row["similarity"]) == pytest.approx(cosine, abs=1e-4)
+    with open(tmp_path / "out" / "cache" / "unreadable.csv") as file:
+        assert "broken.png" in file.read()
+
+
+def test_a_wrong_checkpoint_is_refused_in_words(phantoms, tmp_path):
+    given = ["--dataset_dir", str(phantoms), "--output_dir", str(tmp_path), "--ckpt_path", str(tmp_path / "none.pt")]
+    done = subprocess.run(
+        [*command(["train.json", "evaluate.json"], "evaluating"), *given],
+        cwd=REPOSITORY,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode != 0 and "There is no checkpoint" in done.stderr
+
+
+@pytest.mark.slow
+def test_two_processes_equal_one(phantoms, cache, tmp_path):
+    """The same loss curve and the same weights, within floating-point noise."""
+    given = ["--dataset_dir", str(phantoms), "--cache_dir", str(cache), "--epochs", "3", *SMALL]
+    given += ["--components", "D", "--head_init", "random", "--learning_rate", "0.001"]
+    run([*command("train.json"), *given, "--output_dir", str(tmp_path / "one")])
+    two = command(["train.json", "multi_gpu_train.json"], processes=2)
+    run([*two, *given, "--output_dir", str(tmp_path / "two")])
+    curves = []
+    for name in ("one", "two"):
+        with open(tmp_path / name / "history.csv") as file:
+            curves.append([float(row["loss"]) for row in csv.DictReader(file) if row["loss"]])
+    assert len(curves[0]) == 3
+    np.testing.assert_allclose(curves[1], curves[0], rtol=1e-4)
+    weights = [torch.load(tmp_path / name / "last.pt", weights_only=True)["network"] for name in ("one", "two")]
+    for key, value in weights[0].items():
+        torch.testing.assert_close(weights[1][key], value, atol=2e-3, rtol=1e-2)
+
+
+def _kill_until_done(arguments: list[str], kills: int, longest: float, seed: int, forget=None) -> int:
+    """Start a command again and again, kill it at random moments, then let it finish; gives the number of kills."""
+    rng, killed = random.Random(seed), 0
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+    while killed < kills:
+        process = subprocess.Popen(
+            arguments, cwd=REPOSITORY, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=environment
+        )
+        time.sleep(rng.uniform(0.3, 1.0) * longest)
+        if process.poll() is None:
+            os.kill(process.pid, signal.SIGKILL)
+            killed += 1
+        elif forget is not None:
+            forget()
+        else:
+            break
+        process.wait()
+    run(arguments)
+    return killed
+
+
+@pytest.mark.slow
+def test_killed_training_goes_on_to_the_same_weights(phantoms, cache, tmp_path):
+    given = ["--dataset_dir", str(phantoms), "--cache_dir", str(cache), "--epochs", "60", *SMALL]
+    given += ["--components", "D", "--learning_rate", "0.0001"]
+    start = time.time()
+    run([*command("train.json"), *given, "--output_dir", str(tmp_path / "whole")])
+    duration = time.time() - start
+    killed = _kill_until_done(
+        [*command("train.json"), *given, "--output_dir", str(tmp_path / "killed")], 10, 0.9 * duration, seed=0
+    )
+    assert killed == 10
+    one, two = (torch.load(tmp_path / name / "last.pt", weights_only=True) for name in ("whole", "killed"))
+    assert one["history"] == two["history"]
+    for part in ("network", "loss"):
+        assert all(torch.equal(one[part][key], two[part][key]) for key in one[part])
+    best = [torch.load(tmp_path / name / "model.pt", weights_only=True)["network"] for name in ("whole", "killed")]
+    assert all(torch.equal(best[0][key], best[1][key]) for key in best[0])
+
+
+@pytest.mark.slow
+def test_killed_extraction_goes_on_to_the_same_weights(phantoms, tmp_path):
+    given = ["--dataset_dir", str(phantoms), "--epochs", "1", *SMALL]
+    start = time.time()
+    run([*command("train.json"), *given, "--output_dir", str(tmp_path / "whole")])
+    duration = time.time() - start
+    arguments = [*command("train.json"), *given, "--output_dir", str(tmp_path / "killed")]
+
+    def forget() -> None:  # it went through before the kill: begin anew, so that all ten kills hit
+        subprocess.run(["rm", "-rf", str(tmp_path / "killed")], check=True)
+
+    assert _kill_until_done(arguments, 10, 0.8 * duration, seed=1, forget=forget) == 10
+    one, two = (torch.load(tmp_path / name / "model.pt", weights_only=True)["network"] for name in ("whole", "killed"))
+    assert all(torch.equal(one[key], two[key]) for key in one)
