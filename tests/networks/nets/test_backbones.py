@@ -31,6 +31,22 @@ def test_pip_installed_backbone(lite):
     torch.testing.assert_close(lite(images[1:])[0], g[1:], atol=1e-4, rtol=1e-4)
 
 
+def test_middle_layers(lite):
+    middle = build_backbone("efficientnet_lite0_middle")
+    images = torch.rand(2, 3, 448, 448, generator=torch.Generator().manual_seed(0))
+    g, feature_map = middle(images)
+    assert feature_map.shape == (2, 424, 14, 14) and g.shape == (2, 424) and middle.out_channels == 424
+    net, x = lite.features.net, (images - lite.mean) / lite.std
+    x, expected = net._swish(net._bn0(net._conv_stem(x))), []
+    for index, block in enumerate(net._blocks):
+        x = block(x)
+        if index in (4, 7, 10, 14):
+            size = x.shape[2] // 14
+            cells = x.reshape(2, x.shape[1], 14, size, 14, size).mean((3, 5))
+            expected.append(cells / cells.square().mean(1, keepdim=True).sqrt())
+    torch.testing.assert_close(feature_map, torch.cat(expected, 1), atol=1e-4, rtol=1e-3)
+
+
 def test_normalises_as_imagenet_does(lite):
     seen = {}
     hook = lite.features.register_forward_pre_hook(lambda module, inputs: seen.update(x=inputs[0]))
@@ -89,4 +105,4 @@ def test_unknown_names_and_wrong_weights(tmp_path):
 
 
 def test_the_store_lists_what_pip_brings():
-    assert {"efficientnet_lite0", "efficientnet_lite1", "efficientnet_lite2"} <= set(Backbones.components)
+    assert {"efficientnet_lite0", "efficientnet_lite0_middle", "efficientnet_lite1"} <= set(Backbones.components)
