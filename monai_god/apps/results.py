@@ -37,18 +37,26 @@ __all__ = ["LEVELS", "RAW", "add_parser"]
 
 #: name of a row -> what it overrides in the bundle's training configuration
 LEVELS: dict[str, dict[str, Any]] = {
-    "(A) backbone only, random head": {"components": "A", "head_init": "random"},
     "(A) backbone only": {"components": "A"},
     "(B) + graph": {"components": "B"},
     "(C) + correspondence": {"components": "C"},
-    "(D) + difference alignment, random head": {"components": "D", "head_init": "random"},
-    "(D) + difference alignment, no correspondence triplet": {"components": "D", "correspondence_triplet": False},
     "(D) + difference alignment": {"components": "D"},
+    "(D) without the correspondence triplet": {"components": "D", "correspondence_triplet": False},
+    "(D) with one pool and 512 numbers, as in the paper": {"components": "D", "typed_pooling": False, "embed_dim": 512},
     "(E) alignment alone": {"components": "E", "matched": False},
     "(E) matched similarity alone": {"components": "E", "align": "none"},
     "(E) alignment and matched similarity": {"components": "E"},
+    "(A) random head, as in the paper": {"components": "A", "head_init": "random", "embed_dim": 512},
+    "(D) random head, one pool, 512 numbers, as in the paper": {
+        "components": "D",
+        "head_init": "random",
+        "typed_pooling": False,
+        "embed_dim": 512,
+    },
+    "(A) on the backbone's last layer": {"components": "A", "backbone": "efficientnet_lite0"},
+    "(E) on the backbone's last layer": {"components": "E", "backbone": "efficientnet_lite0"},
 }
-RAW = "untrained features of the backbone"
+RAW = "features of the backbone, untrained"
 #: pairs of rows whose difference is tested
 COMPARISONS = (
     ("(A) backbone only", "(D) + difference alignment"),
