@@ -99,7 +99,7 @@ class PatientBatchSampler(Sampler[list[int]]):
                 need, mend = "an image", ""
             raise ValueError(
                 f"a batch needs {patients_per_batch} patients, but only {len(self._images)} of {len(images)} "
-                f"have {need}: lower patients_per_batch{mend}."
+                f"have {need}: lower patients_per_batch (in a bundle, --batch_size){mend}."
             )
         self._groups = np.asarray([-(-len(indices) // images_per_patient) for indices in self._images])
 

@@ -124,12 +124,19 @@ def load_run(path: str | Path) -> dict[str, Any]:
 
 
 def initialise_run(
-    net: torch.nn.Module, loss: torch.nn.Module, dataset: CachedGraphDataset, seed: int
+    net: torch.nn.Module, loss: torch.nn.Module, dataset: CachedGraphDataset, seed: int, shrinkage: float | str = "cv"
 ) -> dict[str, float]:
     """
     Start the network and the loss: random numbers of the seed, then, with ``head_init='closed_form'``, the heads from
     the closed form of the training patients and the classifier from their mean embeddings. In a distributed run all
     processes get the start of rank 0.
+
+    Args:
+        net: the network, or its DistributedDataParallel.
+        loss: the :class:`GoDLoss`, likewise.
+        dataset: the training images.
+        seed: of the random numbers.
+        shrinkage: of the closed form, see :func:`fit_closed_form`.
 
     Returns:
         what the closed form found, empty for a random start.
@@ -143,7 +150,8 @@ def initialise_run(
     if god.head_init == "closed_form":
         graphs = Batch.from_data_list([dataset.graph(i) for i in range(len(dataset))])
         device = next(god.parameters()).device
-        report = god.cpu().initialise_closed_form(*graph_tensors(graphs, "cpu"), dataset.patient_ids)
+        tensors = graph_tensors(graphs, "cpu")
+        report = god.cpu().initialise_closed_form(*tensors, dataset.patient_ids, shrinkage=shrinkage)
         god.to(device)
         z = torch.from_numpy(embed_dataset(god, dataset, device)).to(device)
         terms.identity.initialise_from_embeddings(z, torch.tensor(dataset.labels, device=device))

@@ -36,15 +36,23 @@ def trained(phantoms, cache, tmp_path_factory) -> Path:
     return output
 
 
-@pytest.mark.parametrize("name, kind", [("train.json", "train"), ("inference.json", "infer")])
-def test_properties_are_complete(name, kind, tmp_path):
-    workflow = ConfigWorkflow(
-        config_file=str(CONFIGS / name), workflow_type=kind, logging_file=False, output_dir=str(tmp_path)
+def test_properties_are_complete(trained, phantoms, cache, tmp_path):
+    given = {"dataset_dir": str(phantoms), "cache_dir": str(cache), "output_dir": str(tmp_path), "num_workers": 0}
+    small = {"batch_size": 8, "images_per_patient": 2, "width": 32, "node_dim": 16, "epochs": 1}
+    train = ConfigWorkflow(
+        config_file=str(CONFIGS / "train.json"), workflow_type="train", logging_file=False, **given, **small
     )
-    parser = workflow.parser
-    for key, value in workflow.properties.items():
-        if value["required"]:
-            assert value["id"].replace("::", "#") in parser or value["id"] in parser, key
+    train.initialize()
+    assert train.check_properties() == []
+    infer = ConfigWorkflow(
+        config_file=str(CONFIGS / "inference.json"),
+        workflow_type="infer",
+        logging_file=False,
+        ckpt_path=str(trained / "model.pt"),
+        **given,
+    )
+    infer.initialize()
+    assert infer.check_properties() == []
 
 
 def test_training_leaves_what_it_promises(trained):
@@ -61,6 +69,14 @@ def test_training_leaves_what_it_promises(trained):
     assert [row["epoch"] for row in rows] == ["0", "1", "2"] and float(rows[1]["loss"]) > 0
     assert any(path.name.startswith("events.out") for path in trained.iterdir())
     assert not list(trained.glob("*.tmp*"))
+
+
+def test_switches_can_be_words(phantoms, cache, tmp_path):
+    """On the command line ``false`` arrives as a word, which is true in Python."""
+    given = ["--dataset_dir", str(phantoms), "--cache_dir", str(cache), "--output_dir", str(tmp_path), "--epochs", "0"]
+    run([*command("train.json"), *given, *SMALL, "--matched", "false", "--typed_pooling", "false"])
+    network = torch.load(tmp_path / "model.pt", weights_only=True)["settings"]["network"]
+    assert network["matched"] is False and network["typed_pooling"] is False
 
 
 def test_no_patient_is_named(trained, phantoms):

@@ -127,6 +127,33 @@ def test_bad_items_are_left_out_counted_and_listed(items, backbone, tmp_path):
         CachedGraphDataset(broken[:1], steps(), backbone, FeatureStore(tmp_path / "b"), name="films")
 
 
+RLE = {"Height": "96", "Width": "96", "Left Lung": "4000 9", "Right Lung": "3000 9", "Heart": "5000 9"}
+BAD_ANATOMY = {
+    "mask of another size": ({"heart": "small.png"}, "small.png"),
+    "mask that is text": ({"left_lung": "text.png"}, "text.png"),
+    "mask that is gone": ({"right_lung": "gone.png"}, "gone.png"),
+    "RLE with a word": ({"chexmask": {**RLE, "Left Lung": "12 x"}}, "film.png"),
+    "RLE beyond the image": ({"chexmask": {**RLE, "Heart": "9210 400"}}, "film.png"),
+    "RLE with an odd number": ({"chexmask": {**RLE, "Heart": "1 2 3"}}, "film.png"),
+    "RLE of another shape": ({"chexmask": {**RLE, "Height": "64", "Width": "96"}}, "film.png"),
+    "RLE without a column": ({"chexmask": {k: v for k, v in RLE.items() if k != "Heart"}}, "film.png"),
+}
+
+
+@pytest.mark.parametrize("kind", BAD_ANATOMY)
+def test_bad_anatomy_names_its_file_and_stops_nothing(items, backbone, tmp_path, kind):
+    (tmp_path / "text.png").write_text("no picture")
+    Image.fromarray(np.zeros((30, 60), np.uint8)).save(tmp_path / "small.png")
+    Image.open(items[0]["image"]).save(tmp_path / "film.png")
+    given, named = BAD_ANATOMY[kind]
+    given = {k: str(tmp_path / v) if isinstance(v, str) else v for k, v in given.items()}
+    bad = {"image": str(tmp_path / "film.png"), "patient_id": "secret-77", **given}
+    dataset = CachedGraphDataset([bad, *items], steps(), backbone, FeatureStore(tmp_path / "cache" / "features"))
+    ((file, reason),) = dataset.failed
+    assert len(dataset) == len(items) and file.endswith("film.png")
+    assert named in reason and "secret" not in reason, reason
+
+
 def test_a_grid_that_does_not_fit_is_named(items, tmp_path):
     class Half(Counting):
         def forward(self, x: torch.Tensor) -> torch.Tensor:

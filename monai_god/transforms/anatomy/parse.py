@@ -101,6 +101,11 @@ class DecodeCheXmask(Transform):
         if image_size is None or image_size == (height, width):
             return out
         rows, columns = image_size
+        if height != width:
+            raise AnatomyError(
+                f"the CheXmask row is {width} x {height}, its image {columns} x {rows}: neither the image's own size nor "
+                "the padded square; it belongs to another image"
+            )
         longest = max(rows, columns)
         square = torch.nn.functional.interpolate(out[None].float(), size=(longest, longest), mode="area")[0] > 0.5
         top, left = (longest - rows) // 2, (longest - columns) // 2
@@ -207,7 +212,10 @@ class ParseCXRAnatomyd(MapTransform):
             if any(told):
                 sources.append("masks")
             if not all(told) and isinstance(d.get("chexmask"), Mapping):
-                decoded = self.decode(d["chexmask"], size)
+                try:
+                    decoded = self.decode(d["chexmask"], size)
+                except AnatomyError as error:
+                    raise AnatomyError(f"CheXmask row of {name}: {error}") from error
                 for channel in range(3):
                     if not told[channel]:
                         masks[channel], told[channel] = decoded[channel], True
