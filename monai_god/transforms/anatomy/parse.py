@@ -103,8 +103,8 @@ class DecodeCheXmask(Transform):
         rows, columns = image_size
         if height != width:
             raise AnatomyError(
-                f"the CheXmask row is {width} x {height}, its image {columns} x {rows}: neither the image's own size nor "
-                "the padded square; it belongs to another image"
+                f"the CheXmask row is {width} x {height}, its image {columns} x {rows}: neither the image's own "
+                "size nor the padded square; it belongs to another image"
             )
         longest = max(rows, columns)
         square = torch.nn.functional.interpolate(out[None].float(), size=(longest, longest), mode="area")[0] > 0.5
