@@ -14,6 +14,7 @@ from .cached_graphs import CachedGraphDataset, collate_graphs, describe_transfor
 from .runs import (
     GraphInferer,
     build_god_net,
+    calibrate_run,
     embed_dataset,
     evaluate_run,
     find_images,

@@ -13,6 +13,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -26,7 +27,13 @@ from torch_geometric.data import Batch
 
 from monai_god.data.datalist import DATALIST_NAME, load_datalist
 from monai_god.data.protocol import RetrievalMetadata, RetrievalProtocol
-from monai_god.metrics import retrieval_metrics, verification_metrics, write_metrics
+from monai_god.metrics import (
+    SamePatientCalibrator,
+    pair_histogram,
+    retrieval_metrics,
+    verification_metrics,
+    write_metrics,
+)
 from monai_god.networks.nets.god_net import GoDNet
 from monai_god.transforms.io.functional import IMAGE_SUFFIXES, read_image
 from monai_god.visualize import plot_curves, plot_ranked_lists, save_graph_sheet
@@ -36,6 +43,7 @@ from .cached_graphs import CachedGraphDataset, collate_graphs, graph_tensors
 __all__ = [
     "GraphInferer",
     "build_god_net",
+    "calibrate_run",
     "embed_dataset",
     "evaluate_run",
     "find_images",
@@ -174,6 +182,35 @@ def embed_dataset(
     rows = [god(*graph_tensors(batch["graph"], device)).z.float().cpu().numpy() for batch in loader]
     god.train(training)
     return np.concatenate(rows)
+
+
+def calibrate_run(
+    net: torch.nn.Module,
+    dataset: CachedGraphDataset,
+    output_dir: str | Path,
+    protocol: RetrievalProtocol,
+    device: torch.device | str = "cpu",
+) -> None:
+    """
+    Fit the probability that two images show one patient on the validation patients, for the network in ``model.pt``,
+    and keep it there as ``calibration`` (see :class:`SamePatientCalibrator`).
+    """
+    if dist.is_available() and dist.is_initialized() and dist.get_rank() != 0:
+        return
+    path = Path(output_dir) / "model.pt"
+    run = load_run(path)
+    god = getattr(net, "module", net)
+    god.load_state_dict(run["network"])
+    histogram = pair_histogram(
+        embed_dataset(god, dataset, device),
+        dataset.patient_ids,
+        protocol=protocol,
+        metadata=RetrievalMetadata.from_items(dataset.items),
+    )
+    run["calibration"] = SamePatientCalibrator().fit_histogram(histogram).to_dict()
+    aside = path.with_suffix(f".{os.getpid()}.tmp")
+    torch.save(run, aside)
+    aside.replace(path)
 
 
 def evaluate_run(

@@ -12,4 +12,5 @@ from __future__ import annotations
 
 from .embedding_metrics import *
 from .embedding_writer import EmbeddingWriter
+from .keep_loss import KeepLoss
 from .run_checkpoint import RunCheckpoint

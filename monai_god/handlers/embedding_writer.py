@@ -12,12 +12,15 @@ from __future__ import annotations
 
 import csv
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from ignite.engine import Engine, Events
+
+from monai_god.metrics import SamePatientCalibrator
 
 __all__ = ["EmbeddingWriter"]
 
@@ -33,10 +36,20 @@ class EmbeddingWriter:
     Args:
         output_dir: where to write.
         neighbours: how many images to list for each.
+        calibration: of the run (``SamePatientCalibrator.to_dict``); with it the table has a column ``probability``:
+            that the two images show one patient, were pairs of one patient as frequent as among all pairs of the
+            validation section.
         chunk: images compared at once; memory grows with ``chunk`` x n.
     """
 
-    def __init__(self, output_dir: str | os.PathLike[str], neighbours: int = 5, chunk: int = 1024) -> None:
+    def __init__(
+        self,
+        output_dir: str | os.PathLike[str],
+        neighbours: int = 5,
+        calibration: Mapping[str, Any] | None = None,
+        chunk: int = 1024,
+    ) -> None:
+        self.calibrate = None if calibration is None else SamePatientCalibrator.from_dict(calibration)
         self.folder, self.neighbours, self.chunk = Path(output_dir), neighbours, chunk
         self._rows: list[np.ndarray] = []
         self._images: list[str] = []
@@ -65,7 +78,8 @@ class EmbeddingWriter:
         aside = self.folder / "neighbours.csv.tmp"
         with aside.open("w", newline="", encoding="utf-8") as file:
             writer = csv.writer(file)
-            writer.writerow(("image", "rank", "neighbour", "similarity"))
+            columns = ["image", "rank", "neighbour", "similarity"]
+            writer.writerow(columns if self.calibrate is None else [*columns, "probability"])
             gallery = torch.from_numpy(z)
             for start in range(0, len(z) if count > 0 else 0, self.chunk):
                 similarity = gallery[start : start + self.chunk] @ gallery.T
@@ -74,5 +88,8 @@ class EmbeddingWriter:
                 best = similarity.topk(count)
                 for row, (values, indices) in enumerate(zip(best.values.tolist(), best.indices.tolist(), strict=True)):
                     for rank, (value, index) in enumerate(zip(values, indices, strict=True), start=1):
-                        writer.writerow((self._images[start + row], rank, self._images[index], f"{value:.4f}"))
+                        line = [self._images[start + row], rank, self._images[index], f"{value:.4f}"]
+                        if self.calibrate is not None:
+                            line.append(f"{float(self.calibrate(value)):.4f}")
+                        writer.writerow(line)
         aside.replace(self.folder / "neighbours.csv")

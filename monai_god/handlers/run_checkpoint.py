@@ -148,6 +148,7 @@ class RunCheckpoint:
 
     def iteration_completed(self, engine: Engine) -> None:
         output: Any = engine.state.output
+        output = output[0] if isinstance(output, list) else output
         self._losses.append(output["loss"].item())
         if not math.isfinite(self._losses[-1]):
             raise FloatingPointError(

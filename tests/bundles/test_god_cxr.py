@@ -119,6 +119,9 @@ def test_inference_on_a_folder_of_images(trained, phantoms, tmp_path):
     for row in rows:
         cosine = z[first[row["image"]]] @ z[first[row["neighbour"]]]
         assert row["image"] != row["neighbour"] and float(row["similarity"]) == pytest.approx(cosine, abs=1e-4)
+    order = sorted(rows, key=lambda row: float(row["similarity"]))
+    chances = [float(row["probability"]) for row in order]
+    assert chances == sorted(chances) and 0 <= chances[0] < chances[-1] <= 1
     with open(tmp_path / "out" / "cache" / "unreadable.csv") as file:
         assert "broken.png" in file.read()
 
