@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from ignite.engine import Engine, Events
 
+from monai_god.gallery import nearest_neighbours
 from monai_god.metrics import SamePatientCalibrator
 
 __all__ = ["EmbeddingWriter"]
@@ -80,16 +80,11 @@ class EmbeddingWriter:
             writer = csv.writer(file)
             columns = ["image", "rank", "neighbour", "similarity"]
             writer.writerow(columns if self.calibrate is None else [*columns, "probability"])
-            gallery = torch.from_numpy(z)
-            for start in range(0, len(z) if count > 0 else 0, self.chunk):
-                similarity = gallery[start : start + self.chunk] @ gallery.T
-                rows = torch.arange(len(similarity))
-                similarity[rows, start + rows] = -torch.inf
-                best = similarity.topk(count)
-                for row, (values, indices) in enumerate(zip(best.values.tolist(), best.indices.tolist(), strict=True)):
-                    for rank, (value, index) in enumerate(zip(values, indices, strict=True), start=1):
-                        line = [self._images[start + row], rank, self._images[index], f"{value:.4f}"]
-                        if self.calibrate is not None:
-                            line.append(f"{float(self.calibrate(value)):.4f}")
-                        writer.writerow(line)
+            values, places = nearest_neighbours(z, k=count, chunk=self.chunk)
+            for row, (cosines, indices) in enumerate(zip(values, places, strict=True)):
+                for rank, (value, index) in enumerate(zip(cosines, indices, strict=True), start=1):
+                    line = [self._images[row], rank, self._images[index], f"{value:.4f}"]
+                    if self.calibrate is not None:
+                        line.append(f"{float(self.calibrate(value)):.4f}")
+                    writer.writerow(line)
         aside.replace(self.folder / "neighbours.csv")
