@@ -102,6 +102,12 @@ def test_other_settings_other_features(items, backbone, tmp_path):
     assert describe_transform(steps()) != describe_transform(steps("none"))
 
 
+def test_the_segmenters_weights_are_part_of_the_key(monkeypatch):
+    before = describe_transform(steps())
+    monkeypatch.setattr("monai_god.transforms.SegmentCXRAnatomy.fingerprint", staticmethod(lambda: "other weights"))
+    assert describe_transform(steps()) != before
+
+
 def test_an_edited_image_is_extracted_again(items, backbone, tmp_path):
     copy = tmp_path / "film.png"
     picture = np.array(Image.open(items[0]["image"]))

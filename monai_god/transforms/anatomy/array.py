@@ -11,6 +11,7 @@
 from __future__ import annotations
 
 import copy
+import hashlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -21,7 +22,7 @@ from monai.transforms import Transform
 from monai.utils import TransformBackends
 from torch import Tensor
 
-from monai_god.networks.nets.segmenter import AnatomySegmenter, load_cxr_segmenter
+from monai_god.networks.nets.segmenter import WEIGHTS_FOLDER, AnatomySegmenter, load_cxr_segmenter
 from monai_god.transforms.graph.modality import AnatomyError, Modality, get_modality
 
 from .functional import (
@@ -69,6 +70,11 @@ class SegmentCXRAnatomy(Transform):
             ValueError: when the image is not [channels, H, W] or holds values that are not finite.
         """
         return self.batch([img])[0]
+
+    @staticmethod
+    def fingerprint() -> str:
+        """SHA-256 of the shipped weights, for the keys of stored features."""
+        return hashlib.sha256((WEIGHTS_FOLDER / "cxr_segmenter.pt").read_bytes()).hexdigest()
 
     def batch(self, images: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Like a call for each image, which may differ in size, in one pass of the network."""
