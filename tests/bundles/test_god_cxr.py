@@ -16,6 +16,7 @@ import os
 import random
 import signal
 import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -156,40 +157,42 @@ def test_two_processes_equal_one(phantoms, cache, tmp_path):
         torch.testing.assert_close(weights[1][key], value, atol=2e-3, rtol=1e-2)
 
 
-def _kill_until_done(arguments: list[str], kills: int, longest: float, seed: int, forget=None) -> int:
-    """Start a command again and again, kill it at random moments, then let it finish; gives the number of kills."""
-    rng, killed = random.Random(seed), 0
+def _start(arguments: list[str]) -> subprocess.Popen:
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
-    while killed < kills:
-        process = subprocess.Popen(
-            arguments, cwd=REPOSITORY, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=environment
-        )
-        time.sleep(rng.uniform(0.3, 1.0) * longest)
-        if process.poll() is None:
-            os.kill(process.pid, signal.SIGKILL)
-            killed += 1
-        elif forget is not None:
-            forget()
-        else:
-            break
-        process.wait()
-    run(arguments)
-    return killed
+    quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    return subprocess.Popen(arguments, cwd=REPOSITORY, env=environment, **quiet)
+
+
+def _kill_when(process: subprocess.Popen, count, target: int, delay: float) -> bool:
+    """Kill once ``count()`` has reached the target and the delay is over; False where the process was faster."""
+    while process.poll() is None and count() < target:
+        time.sleep(0.02)
+    time.sleep(delay)
+    alive = process.poll() is None
+    if alive:
+        os.kill(process.pid, signal.SIGKILL)
+    process.wait()
+    return alive
 
 
 @pytest.mark.slow
 def test_killed_training_goes_on_to_the_same_weights(phantoms, cache, tmp_path):
     given = ["--dataset_dir", str(phantoms), "--cache_dir", str(cache), "--epochs", "60", *SMALL]
     given += ["--components", "D", "--learning_rate", "0.0001"]
-    start = time.time()
     run([*command("train.json"), *given, "--output_dir", str(tmp_path / "whole")])
-    duration = time.time() - start
-    killed = _kill_until_done(
-        [*command("train.json"), *given, "--output_dir", str(tmp_path / "killed")], 10, 0.9 * duration, seed=0
-    )
-    assert killed == 10
+    arguments = [*command("train.json"), *given, "--output_dir", str(tmp_path / "killed")]
+    rng, history = random.Random(0), tmp_path / "killed" / "history.csv"
+
+    def rows() -> int:
+        return len(history.read_text().splitlines()) if history.is_file() else 0
+
+    # at random moments of random epochs, some before the first and some while a checkpoint is written
+    for _ in range(10):
+        assert _kill_when(_start(arguments), rows, rows() + rng.randint(0, 5), rng.uniform(0.0, 0.6))
+    assert 10 < rows() < 61
+    run(arguments)
     one, two = (torch.load(tmp_path / name / "last.pt", weights_only=True) for name in ("whole", "killed"))
-    assert one["history"] == two["history"]
+    assert one["history"] == two["history"] and len(one["history"]) == 61
     for part in ("network", "loss"):
         assert all(torch.equal(one[part][key], two[part][key]) for key in one[part])
     best = [torch.load(tmp_path / name / "model.pt", weights_only=True)["network"] for name in ("whole", "killed")]
@@ -199,14 +202,32 @@ def test_killed_training_goes_on_to_the_same_weights(phantoms, cache, tmp_path):
 @pytest.mark.slow
 def test_killed_extraction_goes_on_to_the_same_weights(phantoms, tmp_path):
     given = ["--dataset_dir", str(phantoms), "--epochs", "1", *SMALL]
-    start = time.time()
     run([*command("train.json"), *given, "--output_dir", str(tmp_path / "whole")])
-    duration = time.time() - start
     arguments = [*command("train.json"), *given, "--output_dir", str(tmp_path / "killed")]
+    rng, features = random.Random(1), tmp_path / "killed" / "cache" / "features"
 
-    def forget() -> None:  # it went through before the kill: begin anew, so that all ten kills hit
-        subprocess.run(["rm", "-rf", str(tmp_path / "killed")], check=True)
+    def stored() -> int:
+        # in a process of its own, as the store of a killed one must be open to others
+        code = f"from monai_god.data.feature_store import FeatureStore; print(len(FeatureStore({str(features)!r})))"
+        if not features.is_dir():
+            return 0
+        return int(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout)
 
-    assert _kill_until_done(arguments, 10, 0.8 * duration, seed=1, forget=forget) == 10
+    images = sum(len(section) for section in json.loads((phantoms / "datalist.json").read_text()).values())
+    for kill in range(10):
+        before = stored()
+        process = _start(arguments)
+        while process.poll() is None and not features.is_dir():
+            time.sleep(0.02)
+        size = (features / "data.mdb").stat().st_size if (features / "data.mdb").is_file() else 0
+
+        def grown(size: int = size) -> int:
+            return int((features / "data.mdb").stat().st_size > size) if (features / "data.mdb").is_file() else 0
+
+        # every second one as soon as an entry has been written, the others at any moment of the start
+        assert _kill_when(process, grown, kill % 2, rng.uniform(0.0, 0.4))
+        assert before <= stored() <= images
+    run(arguments)
+    assert stored() == images
     one, two = (torch.load(tmp_path / name / "model.pt", weights_only=True)["network"] for name in ("whole", "killed"))
     assert all(torch.equal(one[key], two[key]) for key in one)

@@ -23,6 +23,16 @@ from .dictionary import (
     SegmentCXRAnatomyd,
     SegmentCXRAnatomyDict,
 )
+from .fundus import (
+    CanonicalizeFundus,
+    CanonicalizeFundusD,
+    CanonicalizeFundusd,
+    CanonicalizeFundusDict,
+    FieldOfView,
+    eye_side,
+    find_field_of_view,
+    vessel_junctions,
+)
 from .parse import (
     DecodeCheXmask,
     ParseCXRAnatomyD,
