@@ -75,7 +75,8 @@ def test_training_leaves_what_it_promises(trained):
 def test_switches_can_be_words(phantoms, cache, tmp_path):
     """On the command line ``false`` arrives as a word, which is true in Python."""
     given = ["--dataset_dir", str(phantoms), "--cache_dir", str(cache), "--output_dir", str(tmp_path), "--epochs", "0"]
-    run([*command("train.json"), *given, *SMALL, "--matched", "false", "--typed_pooling", "false"])
+    run([*command("train.json", "run"), *given, *SMALL, "--matched", "false", "--typed_pooling", "false"])
+    assert (tmp_path / "metrics.json").is_file()
     network = torch.load(tmp_path / "model.pt", weights_only=True)["settings"]["network"]
     assert network["matched"] is False and network["typed_pooling"] is False
 
@@ -95,7 +96,7 @@ def test_evaluation_needs_the_testing_section_only(trained, phantoms, cache, tmp
     (tmp_path / "datalist.json").write_text(json.dumps({"testing": data["testing"]}))
     given = ["--dataset_dir", str(tmp_path), "--cache_dir", str(cache), "--output_dir", str(tmp_path / "out")]
     given += ["--ckpt_path", str(trained / "model.pt"), "--num_workers", "0"]
-    run([*command(["train.json", "evaluate.json"], "evaluating"), *given])
+    run([*command(["train.json", "evaluate.json"], "run"), *given])
     ours = json.loads((tmp_path / "out" / "metrics.json").read_text())
     theirs = json.loads((trained / "metrics.json").read_text())
     assert ours["metrics"] == theirs["metrics"]
