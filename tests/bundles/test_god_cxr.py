@@ -128,6 +128,18 @@ def test_inference_on_a_folder_of_images(trained, phantoms, tmp_path):
         assert "broken.png" in file.read()
 
 
+def test_inference_with_the_shipped_model(phantoms, tmp_path):
+    (tmp_path / "images").mkdir()
+    for path in sorted((phantoms / "images").iterdir())[:12]:  # four patients x three films
+        os.link(path, tmp_path / "images" / path.name)
+    given = ["--dataset_dir", str(tmp_path / "images"), "--output_dir", str(tmp_path / "out"), "--num_workers", "0"]
+    run([*command("inference.json", "run"), *given])
+    with open(tmp_path / "out" / "neighbours.csv") as file:
+        nearest = [row for row in csv.DictReader(file) if row["rank"] == "1"]
+    found = [Path(row["image"]).name[:4] == Path(row["neighbour"]).name[:4] for row in nearest]
+    assert len(found) == 12 and np.mean(found) > 0.5  # by chance 0.18
+
+
 def test_a_wrong_checkpoint_is_refused_in_words(phantoms, tmp_path):
     given = ["--dataset_dir", str(phantoms), "--output_dir", str(tmp_path), "--ckpt_path", str(tmp_path / "none.pt")]
     done = subprocess.run(
