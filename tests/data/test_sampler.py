@@ -94,7 +94,7 @@ def test_bad_arguments():
         ({"singletons": "drop"}, "singletons must be"),
         ({"rank": 2, "world_size": 2}, r"rank must be in \[0, 2\)"),
         ({"patients_per_batch": 3, "rank": 0, "world_size": 2}, "make it a multiple"),
-        ({"patients_per_batch": 9}, r"lower patients_per_batch \(in a bundle, --batch_size\), or use patients with one image"),
+        ({"patients_per_batch": 9}, r"\(in a bundle, --batch_size\), or use patients with one image"),
     ):
         with pytest.raises(ValueError, match=message):
             PatientBatchSampler(ids([2] * 8), **{"patients_per_batch": 4, **arguments})
