@@ -14,16 +14,15 @@ from __future__ import annotations
 
 import argparse
 import csv
-import os
 import zipfile
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from monai_god.data.datalist import DatalistError, load_section
 from monai_god.engines import load_run
+from monai_god.files import written_aside
 from monai_god.gallery import label_disagreement, pairs_above
 from monai_god.metrics import SamePatientCalibrator
 
@@ -42,14 +41,10 @@ def _embeddings(path: str) -> tuple[np.ndarray, list[str]]:
 
 
 def _write(path: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
-    target = Path(path)
-    target.parent.mkdir(parents=True, exist_ok=True)
-    aside = target.with_name(f"{target.name}.{os.getpid()}.tmp")
-    with aside.open("w", newline="", encoding="utf-8") as file:
+    with written_aside(path) as aside, aside.open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file)
         writer.writerow(columns)
         writer.writerows(rows)
-    aside.replace(target)
 
 
 def _mismatch(parsed: argparse.Namespace) -> int:

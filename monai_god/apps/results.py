@@ -28,6 +28,7 @@ from monai.bundle.workflows import ConfigWorkflow
 from monai_god.data.datalist import DatalistError, load_section
 from monai_god.data.protocol import RetrievalMetadata, RetrievalProtocol
 from monai_god.engines import CachedGraphDataset, embed_dataset, load_run
+from monai_god.files import written_aside
 from monai_god.metrics import paired_patient_bootstrap, retrieval_metrics
 from monai_god.metrics.bootstrap import bootstrap_interval, patient_bootstrap
 from monai_god.metrics.report import versions
@@ -227,10 +228,8 @@ def _write(path: Path, tables: Mapping[str, Mapping[str, _Row]], parsed: argpars
         "Versions: " + ", ".join(f"{k} {v}" for k, v in versions().items()) + f"; {torch.get_num_threads()} threads.",
         "",
     ]
-    path.parent.mkdir(parents=True, exist_ok=True)
-    aside = path.with_name(f"{path.name}.{os.getpid()}.tmp")
-    aside.write_text("\n".join(lines), encoding="utf-8")
-    aside.replace(path)
+    with written_aside(path) as aside:
+        aside.write_text("\n".join(lines), encoding="utf-8")
 
 
 def add_parser(subparsers: Any) -> None:

@@ -21,5 +21,4 @@ from .runs import (
     initialise_run,
     load_run,
     log_to,
-    write_embeddings,
 )

@@ -27,6 +27,7 @@ from torch_geometric.data import Batch
 from tqdm import tqdm
 
 from monai_god.data.feature_store import FeatureStore, feature_key
+from monai_god.files import written_aside
 from monai_god.networks.nets.backbones import Backbone
 from monai_god.transforms.graph.anatomy_graph import AnatomyGraph, DenseGraphs, dense_nodes, densify
 
@@ -166,12 +167,10 @@ class CachedGraphDataset(Dataset):  # type: ignore[type-arg]
             self._list_failed(store.path.parent / "unreadable.csv")
 
     def _list_failed(self, path: Path) -> None:
-        aside = path.with_suffix(f".{os.getpid()}.tmp")
-        with aside.open("w", newline="") as file:
+        with written_aside(path) as aside, aside.open("w", newline="") as file:
             writer = csv.writer(file)
             writer.writerow(("file", "reason"))
             writer.writerows(self.failed)
-        aside.replace(path)
 
     def _extract(
         self,

@@ -13,7 +13,6 @@
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -27,6 +26,8 @@ from torch_geometric.data import Batch
 
 from monai_god.data.datalist import DATALIST_NAME, load_datalist
 from monai_god.data.protocol import RetrievalMetadata, RetrievalProtocol
+from monai_god.files import written_aside
+from monai_god.gallery.embeddings import write_embeddings
 from monai_god.metrics import (
     SamePatientCalibrator,
     pair_histogram,
@@ -50,7 +51,6 @@ __all__ = [
     "initialise_run",
     "load_run",
     "log_to",
-    "write_embeddings",
 ]
 
 logger = logging.getLogger(__name__)
@@ -208,9 +208,8 @@ def calibrate_run(
         metadata=RetrievalMetadata.from_items(dataset.items),
     )
     run["calibration"] = SamePatientCalibrator().fit_histogram(histogram).to_dict()
-    aside = path.with_suffix(f".{os.getpid()}.tmp")
-    torch.save(run, aside)
-    aside.replace(path)
+    with written_aside(path) as aside:
+        torch.save(run, aside)
 
 
 def evaluate_run(
@@ -265,7 +264,7 @@ def evaluate_run(
         failed_images=len(dataset.failed),
         anatomy_problems=dataset.problems(),
     )
-    write_embeddings(folder / "embeddings.npz", z, dataset)
+    write_embeddings(folder / "embeddings.npz", z, [str(item["image"]) for item in dataset.items])
     plot_ranked_lists(
         folder / "ranked_lists.png",
         z,
@@ -295,11 +294,3 @@ def evaluate_run(
 
 def _raw_image(item: Mapping[str, Any]) -> np.ndarray:
     return read_image(item["image"])[0]
-
-
-def write_embeddings(path: str | Path, z: np.ndarray, dataset: CachedGraphDataset) -> None:
-    """Embeddings [n, E] and the file name of each image, as a compressed NumPy archive without pickled objects."""
-    aside = Path(path).with_suffix(".tmp.npz")
-    aside.parent.mkdir(parents=True, exist_ok=True)
-    np.savez_compressed(aside, embeddings=z, images=np.array([str(item["image"]) for item in dataset.items]))
-    aside.replace(path)

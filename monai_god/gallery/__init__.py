@@ -10,4 +10,5 @@
 # limitations under the License.
 from __future__ import annotations
 
+from .embeddings import write_embeddings
 from .linking import LabelDisagreement, label_disagreement, nearest_neighbours, pairs_above

@@ -19,7 +19,8 @@ from typing import Any
 import numpy as np
 from ignite.engine import Engine, Events
 
-from monai_god.gallery import nearest_neighbours
+from monai_god.files import written_aside
+from monai_god.gallery import nearest_neighbours, write_embeddings
 from monai_god.metrics import SamePatientCalibrator
 
 __all__ = ["EmbeddingWriter"]
@@ -69,14 +70,11 @@ class EmbeddingWriter:
         self._images += [str(name) for name in batch["image"]]
 
     def write(self, engine: Engine) -> None:
-        self.folder.mkdir(parents=True, exist_ok=True)
         z = np.concatenate(self._rows)
-        aside = self.folder / "embeddings.tmp.npz"
-        np.savez_compressed(aside, embeddings=z, images=np.array(self._images))
-        aside.replace(self.folder / "embeddings.npz")
+        write_embeddings(self.folder / "embeddings.npz", z, self._images)
         count = min(self.neighbours, len(z) - 1)
-        aside = self.folder / "neighbours.csv.tmp"
-        with aside.open("w", newline="", encoding="utf-8") as file:
+        table = self.folder / "neighbours.csv"
+        with written_aside(table) as aside, aside.open("w", newline="", encoding="utf-8") as file:
             writer = csv.writer(file)
             columns = ["image", "rank", "neighbour", "similarity"]
             writer.writerow(columns if self.calibrate is None else [*columns, "probability"])
@@ -87,4 +85,3 @@ class EmbeddingWriter:
                     if self.calibrate is not None:
                         line.append(f"{float(self.calibrate(value)):.4f}")
                     writer.writerow(line)
-        aside.replace(self.folder / "neighbours.csv")

@@ -22,26 +22,25 @@ import torch
 import torch.distributed as dist
 from ignite.engine import Engine, Events
 
+from monai_god.files import written_aside
+
 __all__ = ["RunCheckpoint"]
 
 logger = logging.getLogger(__name__)
 
 
 def _save(content: Mapping[str, Any], path: Path) -> None:
-    aside = path.with_name(f"{path.name}.{os.getpid()}.tmp")
-    torch.save(dict(content), aside)
-    aside.replace(path)
+    with written_aside(path) as aside:
+        torch.save(dict(content), aside)
 
 
 def _write_history(history: Sequence[Mapping[str, float]], path: Path) -> None:
     first = ("epoch", "loss", "lr")
     names = [*first, *sorted({name for row in history for name in row}.difference(first))]
-    aside = path.with_name(path.name + ".tmp")
-    with aside.open("w", newline="") as file:
+    with written_aside(path) as aside, aside.open("w", newline="") as file:
         writer = csv.DictWriter(file, names)
         writer.writeheader()
         writer.writerows(history)
-    aside.replace(path)
 
 
 class RunCheckpoint:
@@ -168,7 +167,6 @@ class RunCheckpoint:
         self.best = max(self.best, figures[self.key])
         if dist.is_available() and dist.is_initialized() and dist.get_rank() != 0:
             return
-        self.folder.mkdir(parents=True, exist_ok=True)
         state = {name: part.state_dict() for name, part in self._parts().items()}
         if better:
             _save({"network": state["network"], "settings": self.settings}, self.folder / "model.pt")

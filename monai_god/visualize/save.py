@@ -18,6 +18,8 @@ from pathlib import Path
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
+from monai_god.files import written_aside
+
 __all__ = ["save_figure"]
 
 
@@ -41,11 +43,6 @@ def save_figure(figure: Figure, path: str | os.PathLike[str], dpi: int = 100) ->
     if form not in canvas.get_supported_filetypes():
         known = ", ".join(sorted(canvas.get_supported_filetypes()))
         raise ValueError(f"{target}: cannot write a figure as {form!r}; known formats are {known}.")
-    target.parent.mkdir(parents=True, exist_ok=True)
-    aside = target.with_name(f".{target.name}.{os.getpid()}.tmp")
-    try:
+    with written_aside(target) as aside:
         figure.savefig(aside, format=form, dpi=dpi)
-        os.replace(aside, target)
-    finally:
-        aside.unlink(missing_ok=True)
     return target
