@@ -12,4 +12,5 @@
 from __future__ import annotations
 
 from .cxr import CXRPhantom, PhantomFilm
-from .generate import PhantomFolderError, draw_phantom_set, generate_cxr_phantoms
+from .fundus import FundusPhantom, PhantomFundus
+from .generate import PhantomFolderError, draw_phantom_set, generate_cxr_phantoms, generate_fundus_phantoms

@@ -25,7 +25,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from math import cos, sin, tan
-from typing import Any, Literal, get_args
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -33,13 +33,12 @@ from PIL import Image, ImageDraw
 from scipy.interpolate import PchipInterpolator
 
 from .anatomy import Anatomy, Scanner, Visit, draw_anatomy, draw_scanner, draw_visit
+from .common import Artefact, check_settings, stream
 from .raster import Array, Splatter, Vector, blur, curve, resize, smooth_noise, stagger
 
-__all__ = ["ARTEFACTS", "ORGANS", "Artefact", "CXRPhantom", "PhantomFilm"]
+__all__ = ["ORGANS", "CXRPhantom", "PhantomFilm"]
 
 ORGANS = ("left_lung", "right_lung", "heart")
-Artefact = Literal["none", "follows_patient", "shuffled"]
-ARTEFACTS: tuple[str, ...] = get_args(Artefact)
 
 # Linear attenuation per mm at the mean energy of a chest exposure: soft tissue, and what bone and metal have beyond it.
 _MU_SOFT, _MU_BONE, _MU_METAL = 0.0195, 0.036, 0.5
@@ -67,10 +66,6 @@ _RIB_END = np.array([2.72, 2.70, 2.66, 2.62, 2.56, 2.50, 2.40, 2.26, 2.10, 1.92,
 
 # Streams of random numbers, one for each thing, so that a change in one leaves the others as they are.
 _ANATOMY, _LUNGS, _VISIT, _TEXTURE, _SCANNER = range(5)
-
-
-def _stream(seed: int, *key: int) -> np.random.Generator:
-    return np.random.Generator(np.random.PCG64(np.random.SeedSequence([seed, *key])))
 
 
 @dataclass(frozen=True)
@@ -111,8 +106,8 @@ class CXRPhantom:
             raise ValueError(f"seed and patient must be 0 or more, got {seed} and {patient}.")
         self.seed = seed
         self.patient = patient
-        self.anatomy = draw_anatomy(_stream(seed, patient, _ANATOMY))
-        self._trees = [_vessel_tree(_stream(seed, patient, _LUNGS, side), side, self.anatomy) for side in (0, 1)]
+        self.anatomy = draw_anatomy(stream(seed, patient, _ANATOMY))
+        self._trees = [_vessel_tree(stream(seed, patient, _LUNGS, side), side, self.anatomy) for side in (0, 1)]
 
     def radiograph(self, visit: int, size: int = 512, artefact: Artefact = "none") -> PhantomFilm:
         """Take the film of one visit.
@@ -133,17 +128,12 @@ class CXRPhantom:
         Raises:
             ValueError: on a size below 64, a negative visit, or an unknown artefact.
         """
-        if size < 64:
-            raise ValueError(f"size must be 64 pixels or more, got {size}.")
-        if visit < 0:
-            raise ValueError(f"visit must be 0 or more, got {visit}.")
-        if artefact not in ARTEFACTS:
-            raise ValueError(f"artefact must be one of {', '.join(ARTEFACTS)}, got {artefact!r}.")
+        check_settings(size, artefact, visit=visit)
         key = (0,) if artefact == "follows_patient" else (1, visit)
-        scanner = draw_scanner(_stream(self.seed, self.patient, _SCANNER, *key), artefact != "none")
-        drawn = draw_visit(_stream(self.seed, self.patient, _VISIT, visit), self.anatomy, visit)
+        scanner = draw_scanner(stream(self.seed, self.patient, _SCANNER, *key), artefact != "none")
+        drawn = draw_visit(stream(self.seed, self.patient, _VISIT, visit), self.anatomy, visit)
         exposure = _Exposure(
-            self.anatomy, self._trees, drawn, visit, size, _stream(self.seed, self.patient, _TEXTURE, visit)
+            self.anatomy, self._trees, drawn, visit, size, stream(self.seed, self.patient, _TEXTURE, visit)
         )
         return PhantomFilm(exposure.develop(scanner), exposure.masks, drawn.view, drawn.day, visit)
 

@@ -28,10 +28,19 @@ from PIL import Image
 from torch.utils.data import DataLoader, Dataset
 from tqdm import tqdm
 
-from ..datalist import DATALIST_NAME, PATH_KEYS, save_datalist
-from .cxr import ARTEFACTS, Artefact, CXRPhantom
+from ..datalist import DATALIST_NAME, path_keys, save_datalist
+from .common import Artefact, check_settings
+from .cxr import CXRPhantom
+from .fundus import EYES, FundusPhantom
 
-__all__ = ["SETTINGS_NAME", "PhantomFolderError", "draw_phantom_set", "generate_cxr_phantoms", "section_sizes"]
+__all__ = [
+    "SETTINGS_NAME",
+    "PhantomFolderError",
+    "draw_phantom_set",
+    "generate_cxr_phantoms",
+    "generate_fundus_phantoms",
+    "section_sizes",
+]
 
 # What a set was drawn with; its presence says that this module made the folder.
 SETTINGS_NAME = "phantoms.json"
@@ -101,7 +110,7 @@ def _is_current(folder: Path, settings: Mapping[str, Any]) -> bool:
         (folder / item[key]).is_file()
         for items in sections.values()
         for item in items
-        for key in PATH_KEYS
+        for key in path_keys()
         if key in item
     )
 
@@ -207,37 +216,85 @@ def _put_in_place(aside: Path, folder: Path, settings: Mapping[str, Any]) -> Non
         shutil.rmtree(old, ignore_errors=True)
 
 
-class _CXRDrawer:
-    """Draws a chest X-ray patient: ``images/*.png`` (8 bits), ``masks/*.png`` (1 bit)."""
+class _Drawer:
+    """Draws a patient: ``images/*.png`` (8 bits), ``masks/*.png`` (1 bit)."""
 
     def __init__(self, visits: int, size: int, seed: int, artefact: Artefact) -> None:
         self.visits, self.size, self.seed, self.artefact = visits, size, seed, artefact
 
+    def _item(self, patient: int, stem: str, **values: Any) -> Item:
+        return {
+            "image": f"images/{stem}.png",
+            "patient_id": f"phantom{self.seed}-{patient:04d}",
+            **values,
+            "source": "phantom",
+        }
+
+    @staticmethod
+    def _save(folder: Path, item: Item, image: npt.NDArray[np.uint8], masks: Mapping[str, npt.NDArray[Any]]) -> None:
+        """Write an item's image and masks, and name the masks in the item."""
+        # Little compression: noise does not compress, and this is a quarter of the time.
+        Image.fromarray(image).save(folder / item["image"], compress_level=1)
+        for organ, mask in masks.items():
+            item[organ] = f"masks/{Path(item['image']).stem}_{organ}.png"
+            Image.fromarray(mask).save(folder / item[organ])
+
+
+class _CXRDrawer(_Drawer):
     def __call__(self, folder: Path, patient: int) -> list[Item]:
         phantom = CXRPhantom(self.seed, patient)
         items = []
         for visit in range(self.visits):
             film = phantom.radiograph(visit, self.size, self.artefact)
-            stem = f"{patient:04d}_{visit:02d}"
-            item: Item = {
-                "image": f"images/{stem}.png",
-                "patient_id": f"phantom{self.seed}-{patient:04d}",
-                "visit": film.visit,
-                "day": film.day,
-                "view": film.view,
-                "source": "phantom",
-            }
-            # Little compression: noise does not compress, and this is a quarter of the time.
-            Image.fromarray(film.image).save(folder / item["image"], compress_level=1)
-            for organ, mask in film.masks.items():
-                item[organ] = f"masks/{stem}_{organ}.png"
-                _save_mask(mask, folder / item[organ])
+            item = self._item(patient, f"{patient:04d}_{visit:02d}", visit=film.visit, day=film.day, view=film.view)
+            self._save(folder, item, film.image, film.masks)
             items.append(item)
         return items
 
 
-def _save_mask(mask: npt.NDArray[np.bool_], path: Path) -> None:
-    Image.fromarray(mask).save(path)
+class _FundusDrawer(_Drawer):
+    def __call__(self, folder: Path, patient: int) -> list[Item]:
+        phantom = FundusPhantom(self.seed, patient)
+        items = []
+        for visit in range(self.visits):
+            for eye in EYES:
+                photo = phantom.photograph(eye, visit, self.size, self.artefact)
+                item = self._item(
+                    patient,
+                    f"{patient:04d}_{visit:02d}_{eye}",
+                    laterality=photo.laterality,
+                    visit=photo.visit,
+                    day=photo.day,
+                    camera=photo.camera,
+                )
+                # What is out of the field has no mask and no place.
+                masks = {k: photo.masks[k] for k in ("optic_disc", "vessels") if k == "vessels" or photo.masks[k].any()}
+                self._save(folder, item, photo.image, masks)
+                for key, name in (("optic_disc_center", "optic_disc"), ("fovea_center", "fovea")):
+                    if name in photo.landmarks:
+                        item[key] = [round(float(v), 2) for v in photo.landmarks[name]]
+                items.append(item)
+        return items
+
+
+def _draw_kind(
+    kind: str,
+    drawer: type[_CXRDrawer] | type[_FundusDrawer],
+    folder: str | os.PathLike[str],
+    patients: int,
+    visits: int,
+    size: int,
+    seed: int,
+    artefact: Artefact,
+    num_workers: int | None,
+    progress: bool,
+) -> Path:
+    """Check the settings and draw the set."""
+    if visits < 1:
+        raise ValueError(f"visits must be 1 or more, got {visits}.")
+    check_settings(size, artefact, seed)
+    settings = {"kind": kind, "visits": visits, "size": size, "seed": seed, "artefact": artefact}
+    return draw_phantom_set(folder, drawer(visits, size, seed, artefact), patients, settings, num_workers, progress)
 
 
 def generate_cxr_phantoms(
@@ -275,13 +332,42 @@ def generate_cxr_phantoms(
         PhantomFolderError: the folder exists and holds other things.
         ValueError: on a setting out of its range.
     """
-    if visits < 1:
-        raise ValueError(f"visits must be 1 or more, got {visits}.")
-    if size < 64:
-        raise ValueError(f"size must be 64 pixels or more, got {size}.")
-    if seed < 0:
-        raise ValueError(f"seed must be 0 or more, got {seed}.")
-    if artefact not in ARTEFACTS:
-        raise ValueError(f"artefact must be one of {', '.join(ARTEFACTS)}, got {artefact!r}.")
-    settings = {"kind": "cxr", "visits": visits, "size": size, "seed": seed, "artefact": artefact}
-    return draw_phantom_set(folder, _CXRDrawer(visits, size, seed, artefact), patients, settings, num_workers, progress)
+    return _draw_kind("cxr", _CXRDrawer, folder, patients, visits, size, seed, artefact, num_workers, progress)
+
+
+def generate_fundus_phantoms(
+    folder: str | os.PathLike[str],
+    patients: int = 64,
+    visits: int = 2,
+    size: int = 512,
+    seed: int = 0,
+    artefact: Artefact = "none",
+    num_workers: int | None = None,
+    progress: bool = True,
+) -> Path:
+    """Draw a set of phantom fundus photographs with exact masks, unless the same set is there already.
+
+    Both eyes are photographed at every visit. Two sets that differ only in ``artefact`` have the same patients, gazes,
+    diseases and masks, photograph by photograph, as in :func:`generate_cxr_phantoms`.
+
+    Args:
+        folder: see :func:`draw_phantom_set`.
+        patients: number of patients, 3 or more; 36 of 64 are for training, 8 for validation, 20 for testing.
+        visits: visits per patient, two photographs each.
+        size: pixels per side, 64 or more.
+        seed: determines everything, together with the other settings.
+        artefact: signature of the camera: ``none``, ``follows_patient`` or ``shuffled``; see
+            :meth:`FundusPhantom.photograph`.
+        num_workers: processes; None for one per usable core.
+        progress: show a progress bar.
+
+    Returns:
+        path of the datalist. Items: ``image``, ``patient_id``, ``laterality``, ``visit``, ``day``, ``camera``,
+        ``source`` ("phantom"), ``vessels``, and where they are in the field ``optic_disc``, ``optic_disc_center`` and
+        ``fovea_center`` ([x, y] pixels).
+
+    Raises:
+        PhantomFolderError: the folder exists and holds other things.
+        ValueError: on a setting out of its range.
+    """
+    return _draw_kind("fundus", _FundusDrawer, folder, patients, visits, size, seed, artefact, num_workers, progress)

@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from monai_god.data import check_patient_disjoint, generate_cxr_phantoms, load_datalist
+from monai_god.data import check_patient_disjoint, generate_cxr_phantoms, generate_fundus_phantoms, load_datalist
 from monai_god.data.phantoms import PhantomFolderError
 from monai_god.data.phantoms.generate import section_sizes
 
@@ -43,9 +43,34 @@ def test_a_set_is_a_datalist_with_exact_masks(tmp_path):
             assert mask.shape == (64, 64) and set(np.unique(mask).tolist()) <= {False, True, 255}
 
 
-def test_workers_do_not_change_the_files(tmp_path):
-    generate_cxr_phantoms(tmp_path / "one", num_workers=0, **SMALL)
-    generate_cxr_phantoms(tmp_path / "two", num_workers=2, **SMALL)
+def test_a_fundus_set_has_both_eyes_and_leaves_out_what_is_out_of_the_field(tmp_path):
+    sections = load_datalist(generate_fundus_phantoms(tmp_path / "set", num_workers=0, **SMALL))
+    check_patient_disjoint(sections)
+    assert {name: len(items) for name, items in sections.items()} == {"training": 12, "validation": 4, "testing": 8}
+    items = [item for section in sections.values() for item in section]
+    assert len({(item["patient_id"], item["laterality"], item["visit"]) for item in items}) == len(items) == 24
+    for item in items:
+        assert item["source"] == "phantom" and item["laterality"] in "LR" and item["camera"]
+        assert np.array(Image.open(item["image"])).shape == (64, 64, 3)
+        assert Image.open(item["vessels"]).size == (64, 64)
+        assert ("optic_disc" in item) == ("optic_disc_center" in item)
+        if "optic_disc" in item:
+            x, y = item["optic_disc_center"]
+            assert np.array(Image.open(item["optic_disc"]))[round(y), round(x)]
+    assert any("fovea_center" in item for item in items)
+
+
+@pytest.mark.parametrize("generate", [generate_cxr_phantoms, generate_fundus_phantoms])
+def test_settings_out_of_range(tmp_path, generate):
+    for wrong in ({"visits": 0}, {"size": 32}, {"seed": -1}, {"artefact": "stripes"}, {"patients": 2}):
+        with pytest.raises(ValueError, match=f"{next(iter(wrong))} must be"):
+            generate(tmp_path / "set", **{**SMALL, **wrong})
+
+
+@pytest.mark.parametrize("generate", [generate_cxr_phantoms, generate_fundus_phantoms])
+def test_workers_do_not_change_the_files(tmp_path, generate):
+    generate(tmp_path / "one", num_workers=0, **SMALL)
+    generate(tmp_path / "two", num_workers=2, **SMALL)
     assert digest(tmp_path / "one") == digest(tmp_path / "two")
 
 
