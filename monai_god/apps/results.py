@@ -67,6 +67,30 @@ COMPARISONS = (
     ("(D) + difference alignment", "(E) alignment and matched similarity"),
 )
 SHOWN = ("rank1", "map")
+#: name of a protocol -> its rules, and what it means
+PROTOCOLS: dict[str, tuple[RetrievalProtocol, str]] = {
+    "any": (
+        RetrievalProtocol(),
+        "every image of the section is a query against all its other images",
+    ),
+    "same_eye": (
+        RetrievalProtocol(laterality="same_eye"),
+        "the gallery of a query is the images of the same side, of all patients; images of unknown side take no part",
+    ),
+    "contralateral_eye": (
+        RetrievalProtocol(laterality="contralateral_eye"),
+        "the gallery of a query is the images of the other side, of all patients, so that the only match is the other "
+        "eye; images of unknown side take no part",
+    ),
+    "different_visit": (
+        RetrievalProtocol(exclude_same_visit=True),
+        "images of the query's own visit are left out",
+    ),
+    "different_camera": (
+        RetrievalProtocol(camera="different_camera"),
+        "of the query's patient only images of another known camera count, of other patients all",
+    ),
+}
 
 
 @dataclass
@@ -81,11 +105,11 @@ class _Row:
         return np.mean(self.seeds, axis=0)
 
 
-def _measure(row: _Row, z: np.ndarray, items: Sequence[Mapping[str, Any]]) -> None:
+def _measure(row: _Row, z: np.ndarray, items: Sequence[Mapping[str, Any]], protocol: str) -> None:
     metadata = RetrievalMetadata.from_items(items)
     patients = [item["patient_id"] for item in items]
     result = retrieval_metrics(
-        z, patients, protocol=RetrievalProtocol(), metadata=metadata, per_query=True, bootstrap=0
+        z, patients, protocol=PROTOCOLS[protocol][0], metadata=metadata, per_query=True, bootstrap=0
     )
     row.patients = [str(p) for p in result["per_query"]["patient"]]
     row.seeds.append(metric_values(result["per_query"]))
@@ -162,9 +186,8 @@ def _run(parsed: argparse.Namespace) -> int:
     for name in ("ignite", "monai", "monai_god"):
         logging.getLogger(name).setLevel(logging.WARNING)
     work = Path(parsed.work_dir)
-    tables: dict[str, dict[str, _Row]] = {"testing": {RAW: _Row()}}
-    if parsed.external_dir is not None:
-        tables["external"] = {RAW: _Row()}
+    sets = ["testing"] if parsed.external_dir is None else ["testing", "external"]
+    tables = {(key, protocol): {RAW: _Row()} for key in sets for protocol in parsed.protocols}
     names = [name for name in LEVELS if parsed.rows is None or any(name.startswith(row) for row in parsed.rows)]
     for name in names:
         for seed in parsed.seeds:
@@ -182,16 +205,18 @@ def _run(parsed: argparse.Namespace) -> int:
             net, device = workflow.parser.get_parsed_content("net"), workflow.parser.get_parsed_content("device")
             net.load_state_dict(load_run(folder / "model.pt")["network"])
             for key, dataset in _datasets(workflow, parsed.external_dir).items():
-                rows = tables[key]
-                _measure(rows.setdefault(name, _Row()), embed_dataset(net, dataset, device), dataset.items)
-                if not rows[RAW].seeds:
-                    _measure(rows[RAW], _raw(dataset), dataset.items)
+                z, raw = embed_dataset(net, dataset, device), _raw(dataset)
+                for protocol in parsed.protocols:
+                    rows = tables[key, protocol]
+                    _measure(rows.setdefault(name, _Row()), z, dataset.items, protocol)
+                    if not rows[RAW].seeds:
+                        _measure(rows[RAW], raw, dataset.items, protocol)
     _write(Path(parsed.output), tables, parsed)
     print(f"written to {parsed.output}")
     return 0
 
 
-def _write(path: Path, tables: Mapping[str, Mapping[str, _Row]], parsed: argparse.Namespace) -> None:
+def _write(path: Path, tables: Mapping[tuple[str, str], Mapping[str, _Row]], parsed: argparse.Namespace) -> None:
     titles = {
         "testing": "Held-out patients of the same sources",
         "external": "Zero-shot: another source, never trained on",
@@ -199,18 +224,26 @@ def _write(path: Path, tables: Mapping[str, Mapping[str, _Row]], parsed: argpars
     options = [f"--dataset_dir {parsed.dataset_dir}"]
     if parsed.external_dir is not None:
         options.append(f"--external_dir {parsed.external_dir}")
-    options += [f"--epochs {parsed.epochs}", f"--seeds {' '.join(map(str, parsed.seeds))}", f"--output {parsed.output}"]
+    if parsed.protocols != ["any"]:
+        options.append(f"--protocols {' '.join(parsed.protocols)}")
+    options += [
+        f"--config_file {parsed.config_file} --epochs {parsed.epochs}",
+        f"--seeds {' '.join(map(str, parsed.seeds))} --output {parsed.output}",
+    ]
     lines = [f"# {parsed.title}", "", "Made by", "", "    monai-god results " + " ".join(options), ""]
     lines += [
-        "Every image of the section is a query against all its other images. In brackets: 95 % intervals, bootstrap",
-        "over patients, 1,000 resamples. The figure of a row is the mean over its seeds; a row's network is the one",
-        "that validated best, its start included. Heads start from the closed form unless the row says otherwise.",
+        "In brackets: 95 % intervals, bootstrap over patients, 1,000 resamples. The figure of a row is the mean over",
+        "its seeds; a row's network is the one that validated best, its start included. Heads start from the closed",
+        "form unless the row says otherwise.",
         "",
     ]
-    for key, rows in tables.items():
+    for (key, protocol), rows in tables.items():
         first = next(iter(rows.values()))
+        heading = titles[key] if protocol == "any" else f"{titles[key]}: {protocol.replace('_', ' ')}"
         lines += [
-            f"## {titles[key]}",
+            f"## {heading}",
+            "",
+            f"Protocol `{protocol}`: {PROTOCOLS[protocol][1]}.",
             "",
             f"{len(first.patients)} queries, {len(set(first.patients))} patients with",
             "",
@@ -247,6 +280,7 @@ def add_parser(subparsers: Any) -> None:
     parser.add_argument("--config_file", default="bundles/god_cxr/configs/train.json", help="of the bundle")
     parser.add_argument("--output", required=True, help="Markdown file to write")
     parser.add_argument("--title", default="Results on chest X-rays", help="of the page")
+    parser.add_argument("--protocols", nargs="+", choices=PROTOCOLS, default=["any"], help="one table for each")
     parser.add_argument("--work_dir", default=os.path.join(tempfile.gettempdir(), "monai_god_results"))
     parser.add_argument("--epochs", type=int, default=30)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])

@@ -23,7 +23,6 @@ fitted shape agrees with them.
 from __future__ import annotations
 
 import argparse
-import copy
 import json
 import random
 from collections.abc import Collection, Sequence
@@ -37,6 +36,7 @@ from PIL import Image, ImageDraw
 from scipy import ndimage
 from tqdm import tqdm
 
+from monai_god.apps.segmenter_training import fit, overlap_of, turn
 from monai_god.networks.nets.segmenter import WEIGHTS_FOLDER, AnatomySegmenter, tidy_mask
 
 __all__ = ["HeartShape", "evaluate", "main"]
@@ -310,48 +310,6 @@ def augment(batch: torch.Tensor) -> torch.Tensor:
     return torch.cat([image.clamp(0, 1), batch[:, 1:]], dim=1)
 
 
-def fit(
-    model: AnatomySegmenter, pools: list[tuple[float, list[torch.Tensor]]], steps: int, rate: float, text: str
-) -> None:
-    """
-    Train in place; the model is left with the moving average of its weights.
-
-    Args:
-        model: the network.
-        pools: for each pool its share of the batch, and its items.
-        steps: number of batches of 10.
-        rate: highest learning rate of the one-cycle schedule.
-        text: name of the progress bar.
-    """
-    optimizer = torch.optim.AdamW(model.parameters(), rate, weight_decay=1e-4)
-    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, rate, total_steps=steps, pct_start=0.15)
-    averaged = copy.deepcopy(model.state_dict())
-    shares, items = [share for share, _ in pools], [pool for _, pool in pools]
-    model.train()
-    for step in (bar := tqdm(range(steps), desc=text, mininterval=10)):
-        batch = augment(torch.stack([random.choice(pool) for pool in random.choices(items, shares, k=10)]).float())
-        truth, known = batch[:, 1:4], (batch[:, 4:] > 0.99).float()
-        logits = model.logits(batch[:, :1])
-        cross = (F.binary_cross_entropy_with_logits(logits, truth, reduction="none") * known).sum() / known.sum()
-        p, t = torch.sigmoid(logits) * known, truth * known
-        overlap = (2 * (p * t).sum((2, 3)) + 1) / (p.sum((2, 3)) + t.sum((2, 3)) + 1)
-        told = (known.sum((2, 3)) > 0).float()
-        loss = cross + ((1 - overlap) * told).sum() / told.sum()
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        schedule.step()
-        decay = min(0.99, (step + 1) / (step + 10))
-        for name, value in model.state_dict().items():
-            if value.is_floating_point():
-                averaged[name].lerp_(value, 1 - decay)
-            else:
-                averaged[name].copy_(value)
-        bar.set_postfix(loss=f"{loss.item():.3f}", refresh=False)
-    model.load_state_dict(averaged)
-    model.eval()
-
-
 @torch.no_grad()
 def pseudo_label(model: AnatomySegmenter, items: list[torch.Tensor], hearts: HeartShape) -> list[torch.Tensor]:
     """
@@ -360,12 +318,6 @@ def pseudo_label(model: AnatomySegmenter, items: list[torch.Tensor], hearts: Hea
     Kept where they look like a chest; a lung is told where the network is sure, the heart where moreover the fitted
     shape agrees.
     """
-
-    def turn(images: torch.Tensor, degrees: float) -> torch.Tensor:
-        a = np.deg2rad(degrees)
-        matrix = torch.tensor([[[np.cos(a), -np.sin(a), 0], [np.sin(a), np.cos(a), 0]]], dtype=torch.float32)
-        grid = F.affine_grid(matrix, list(images.shape), align_corners=False)
-        return F.grid_sample(images, grid, align_corners=False)
 
     kept = []
     for item in tqdm(items, desc="pseudo labels", mininterval=10):
@@ -389,10 +341,6 @@ def pseudo_label(model: AnatomySegmenter, items: list[torch.Tensor], hearts: Hea
         truth = torch.where(known > 0.99, given, truth)
         kept.append(torch.cat([image[0], truth, torch.maximum(known, sure)]).half())
     return kept
-
-
-def overlap_of(a: np.ndarray, b: np.ndarray) -> float:
-    return float(2 * (a & b).sum() / max(a.sum() + b.sum(), 1))
 
 
 def evaluate(model: AnatomySegmenter, root: Path) -> pd.DataFrame:
@@ -483,13 +431,13 @@ def main() -> None:
         masks = np.stack([fill_contour(points[part], model.size) for part in (LEFT_LUNG, RIGHT_LUNG, HEART)])
         films.append(draw_film(masks, rng).half())
     print(f"{len(drawn)} films with hand-drawn lungs, {len(squares)} films, {len(shapes)} shapes")
-    fit(model, [(0.7, drawn), (0.3, films)], arguments.steps[0], 4e-3, "round 1")
+    fit(model, [(0.7, drawn), (0.3, films)], augment, arguments.steps[0], 4e-3, 10, "round 1")
     model.save(arguments.output)
     print(summary(evaluate(model, root)))
     pseudo = pseudo_label(model, squares, hearts)
     print(f"{len(pseudo)} of {len(squares)} pseudo labels kept")
     pools = [(share, pool) for share, pool in ((0.4, drawn), (0.45, pseudo), (0.15, films)) if pool]
-    fit(model, pools, arguments.steps[1], 3e-3, "round 2")
+    fit(model, pools, augment, arguments.steps[1], 3e-3, 10, "round 2")
     model.save(arguments.output)
     print(summary(evaluate(model, root)))
 

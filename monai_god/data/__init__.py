@@ -20,6 +20,6 @@ from .datalist import (
     save_datalist,
 )
 from .feature_store import FeatureStore, FeatureStoreError, feature_key
-from .phantoms import generate_cxr_phantoms
+from .phantoms import generate_cxr_phantoms, generate_fundus_phantoms
 from .protocol import QueryGallery, RetrievalMetadata, RetrievalProtocol, split_by_patient
 from .sampler import PatientBatchSampler

@@ -20,15 +20,17 @@ from itertools import combinations
 from pathlib import Path
 from typing import Any
 
+from monai_god.transforms.graph.modality import MODALITIES
+
 __all__ = [
     "DATALIST_NAME",
     "DISJOINT_SECTIONS",
-    "PATH_KEYS",
     "DatalistError",
     "PatientOverlapError",
     "check_patient_disjoint",
     "load_datalist",
     "load_section",
+    "path_keys",
     "save_datalist",
 ]
 
@@ -36,18 +38,6 @@ DATALIST_NAME = "datalist.json"
 
 # Sections that must never share a patient. Others (for example a collection of quirks) may hold anybody.
 DISJOINT_SECTIONS = ("training", "validation", "testing")
-
-# Keys whose values are files, relative to the folder of the datalist.
-PATH_KEYS = (
-    "image",
-    "left_lung",
-    "right_lung",
-    "heart",
-    "cardiomediastinum",
-    "optic_disc",
-    "vessels",
-    "near_duplicate_of",
-)
 
 # Problems listed in one message: enough to see the pattern.
 _LISTED = 5
@@ -109,6 +99,15 @@ def check_patient_disjoint(
         raise PatientOverlapError(shared, where)
 
 
+def path_keys() -> tuple[str, ...]:
+    """
+    Keys whose values are files, relative to the folder of the datalist: the image, masks of all registered modalities'
+    organs, and an image that this one nearly duplicates.
+    """
+    organs = (organ for modality in MODALITIES.values() for organ in modality.organs)
+    return tuple(dict.fromkeys(("image", *organs, "cardiomediastinum", "near_duplicate_of")))
+
+
 def _datalist_path(path: str | os.PathLike[str]) -> Path:
     path = Path(path).expanduser()
     if path.is_dir():
@@ -166,7 +165,7 @@ def _resolve(item: Item, folder: Path, known: set[str], patient_required: bool) 
     image = item.get("image")
     if not isinstance(image, str) or not image:
         problems.append("no 'image' (a path relative to the datalist's folder)")
-    for key in PATH_KEYS:
+    for key in path_keys():
         if key not in item or (key == "image" and problems):
             continue
         if not isinstance(item[key], str):
@@ -183,6 +182,10 @@ def _resolve(item: Item, folder: Path, known: set[str], patient_required: bool) 
             problems.append(problem)
         else:
             resolved["patient_id"] = patient
+    if "camera" not in item and isinstance(item.get("notes"), str):
+        noted = dict(part.strip().partition("=")[::2] for part in item["notes"].split(";"))
+        if noted.get("camera"):
+            resolved["camera"] = noted["camera"]
     if item.get("laterality") not in (None, "L", "R"):
         problems.append("'laterality' must be 'L' or 'R'")
     return resolved, problems
@@ -209,7 +212,8 @@ def load_datalist(
         check_files: whether every image and mask must exist.
 
     Returns:
-        items by section; paths absolute, ``patient_id`` a non-empty str. Keys that are not known are kept.
+        items by section; paths absolute, ``patient_id`` a non-empty str, ``camera`` from the notes ("camera=NAME; ...")
+        where it has no key of its own. Keys that are not known are kept.
 
     Raises:
         DatalistError: no such file, not JSON, unknown or empty section, and for items: no ``image``, no
@@ -251,7 +255,7 @@ def load_datalist(
             named = f" ({item['image']})" if isinstance(item.get("image"), str) else ""
             problems += [f"section {name!r}, item {position}{named}: {problem}" for problem in found]
             if check_files and not found:
-                files = [resolved[key] for key in PATH_KEYS if key in resolved]
+                files = [resolved[key] for key in path_keys() if key in resolved]
                 if isinstance(resolved.get("chexmask"), dict) and "file" in resolved["chexmask"]:
                     files.append(resolved["chexmask"]["file"])
                 missing += [file for file in files if not os.path.isfile(file)]
@@ -300,7 +304,7 @@ def save_datalist(sections: Mapping[str, Sequence[Mapping[str, Any]]], path: str
     for name, items in sections.items():
         content[name] = []
         for item in items:
-            written: Item = {key: relative(value) if key in PATH_KEYS else value for key, value in item.items()}
+            written: Item = {key: relative(value) if key in path_keys() else value for key, value in item.items()}
             if isinstance(written.get("chexmask"), dict) and "file" in written["chexmask"]:
                 written["chexmask"] = {**written["chexmask"], "file": relative(written["chexmask"]["file"])}
             content[name].append(written)

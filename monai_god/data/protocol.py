@@ -197,6 +197,10 @@ class RetrievalProtocol:
             if getattr(self, name) not in allowed:
                 raise ValueError(f"{name} must be one of {allowed}, got {getattr(self, name)!r}.")
 
+        for name in ("exclude_same_visit", "exclude_near_duplicates"):
+            if not isinstance(getattr(self, name), bool):
+                raise ValueError(f"{name} must be True or False, got {getattr(self, name)!r}.")
+
     def to_dict(self) -> dict[str, Any]:
         """The rules as JSON-ready values."""
         return asdict(self)

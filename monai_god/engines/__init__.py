@@ -10,7 +10,14 @@
 # limitations under the License.
 from __future__ import annotations
 
-from .cached_graphs import CachedGraphDataset, collate_graphs, describe_transform, graph_tensors, prepare_graph_batch
+from .cached_graphs import (
+    CachedGraphDataset,
+    StoredGraphs,
+    collate_graphs,
+    describe_transform,
+    graph_tensors,
+    prepare_graph_batch,
+)
 from .runs import (
     GraphInferer,
     build_god_net,

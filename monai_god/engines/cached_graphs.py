@@ -26,15 +26,24 @@ from torch.utils.data import DataLoader, Dataset
 from torch_geometric.data import Batch
 from tqdm import tqdm
 
+from monai_god.data.datalist import path_keys
 from monai_god.data.feature_store import FeatureStore, feature_key
 from monai_god.files import written_aside
 from monai_god.networks.nets.backbones import Backbone
 from monai_god.transforms.graph.anatomy_graph import AnatomyGraph, DenseGraphs, dense_nodes, densify
 
-__all__ = ["CachedGraphDataset", "collate_graphs", "describe_transform", "graph_tensors", "prepare_graph_batch"]
+__all__ = [
+    "CachedGraphDataset",
+    "StoredGraphs",
+    "collate_graphs",
+    "content_hash",
+    "describe_transform",
+    "graph_tensors",
+    "prepare_graph_batch",
+    "stored_form",
+]
 
 logger = logging.getLogger(__name__)
-ANATOMY_FILES = ("left_lung", "right_lung", "heart", "optic_disc", "vessels")
 KEPT = ("patient_id", "image", "visit", "laterality", "view", "source", "camera", "near_duplicate_of")
 
 
@@ -89,10 +98,10 @@ def describe_transform(transform: Any) -> Any:
     return {f"{type(transform).__module__}.{type(transform).__qualname__}": settings}
 
 
-def _content(item: Mapping[str, Any]) -> str:
+def content_hash(item: Mapping[str, Any]) -> str:
     """Hash of the bytes of the image and of its anatomy, so that an edited file is not taken for the old one."""
     digest = hashlib.sha256()
-    for key in ("image", *ANATOMY_FILES):
+    for key in path_keys()[:-1]:  # not the near-duplicate
         value = item.get(key)
         if isinstance(value, (str, os.PathLike)):
             digest.update(key.encode())
@@ -102,10 +111,94 @@ def _content(item: Mapping[str, Any]) -> str:
                 digest.update(b"missing")  # the transform says so in words
     if "chexmask" in item:
         digest.update(repr(sorted(dict(item["chexmask"]).items())).encode())
+    for key in sorted(item):  # what parsers take from the item itself
+        if key == "laterality" or key.endswith("_center"):
+            digest.update(f"{key} {item[key]}".encode())
     return digest.hexdigest()
 
 
-class CachedGraphDataset(Dataset):  # type: ignore[type-arg]
+def stored_form(
+    graph: AnatomyGraph, feature_map: Tensor, g: Tensor, problems: Sequence[str] = ()
+) -> dict[str, np.ndarray]:
+    """
+    What the store keeps of an image.
+
+    Args:
+        graph: with pooling weights [N, G].
+        feature_map: [G, C], row-major.
+        g: [C].
+        problems: of the anatomy.
+
+    Raises:
+        ValueError: when the graph was built for another grid.
+    """
+    if graph.pool.shape[1] != len(feature_map):
+        raise ValueError(
+            f"The graph pools over {graph.pool.shape[1]} cells, the backbone's map has {len(feature_map)}: set "
+            "BuildAnatomyGraphd's grid to the backbone's."
+        )
+    return {
+        "g": g.numpy().astype(np.float32),
+        "x": (graph.pool @ feature_map).numpy().astype(np.float16),  # Eq. 1
+        "node_type": graph.node_type.numpy(),
+        "pos": graph.pos.numpy(),
+        "edge_index": graph.edge_index.numpy(),
+        "slot": graph.slot.numpy(),
+        "problems": np.frombuffer("\n".join(problems).encode(), dtype=np.uint8),
+    }
+
+
+class StoredGraphs(Dataset):  # type: ignore[type-arg]
+    """
+    Anatomy graphs with backbone features that lie in a store.
+
+    Args:
+        items: of a datalist section.
+        keys: of each item in the store.
+        store: where the features are.
+    """
+
+    def __init__(self, items: Sequence[Mapping[str, Any]], keys: Sequence[str], store: FeatureStore) -> None:
+        self.items, self.keys, self.store = [dict(item) for item in items], list(keys), store
+        self.patient_ids = [str(item["patient_id"]) for item in self.items]
+        places = {p: i for i, p in enumerate(sorted(set(self.patient_ids)))}
+        self.labels = [places[p] for p in self.patient_ids]
+        self.num_patients = len(places)
+
+    def __len__(self) -> int:
+        return len(self.items)
+
+    def graph(self, index: int) -> AnatomyGraph:
+        """The graph of one image, with ``x`` [N, C] and ``g`` [1, C]."""
+        arrays = self.store.get(self.keys[index])
+        if arrays is None:
+            raise KeyError(f"The features of {self.items[index]['image']} have left the store: run again")
+        return AnatomyGraph(
+            x=torch.from_numpy(arrays["x"].astype(np.float32)),
+            g=torch.from_numpy(arrays["g"])[None],
+            node_type=torch.from_numpy(arrays["node_type"]),
+            pos=torch.from_numpy(arrays["pos"]),
+            edge_index=torch.from_numpy(arrays["edge_index"]),
+            slot=torch.from_numpy(arrays["slot"]),
+            num_nodes=len(arrays["slot"]),
+        )
+
+    def problems(self) -> dict[str, int]:
+        """How often each problem of the anatomy occurs."""
+        counts: dict[str, int] = {}
+        for key in self.keys:
+            arrays = self.store.get(key)
+            text = "" if arrays is None else arrays["problems"].tobytes().decode()
+            for problem in filter(None, text.split("\n")):
+                counts[problem] = counts.get(problem, 0) + 1
+        return counts
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        item = {key: self.items[index].get(key) for key in KEPT}
+        return {"graph": self.graph(index), "label": self.labels[index], "index": index, **item}
+
+
+class CachedGraphDataset(StoredGraphs):
     """
     Anatomy graphs with backbone features; the frozen backbone sees each image once and the store keeps the result.
 
@@ -140,7 +233,7 @@ class CachedGraphDataset(Dataset):  # type: ignore[type-arg]
         self.store, self.name = store, name
         steps = {"transform": describe_transform(transform)}
         self.backbone_fingerprint = backbone.fingerprint()
-        keys = [feature_key(_content(item), steps, self.backbone_fingerprint) for item in items]
+        keys = [feature_key(content_hash(item), steps, self.backbone_fingerprint) for item in items]
         missing = [i for i, key in enumerate(keys) if key not in store]
         distributed = dist.is_available() and dist.is_initialized()
         if distributed:
@@ -156,12 +249,7 @@ class CachedGraphDataset(Dataset):  # type: ignore[type-arg]
         if not good:
             reason = f"; the first reason: {failed[0][1]}" if failed else ""
             raise ValueError(f"None of the {len(items)} {name} is usable{reason}")
-        self.items = [dict(items[i]) for i in good]
-        self.keys = [keys[i] for i in good]
-        self.patient_ids = [str(item["patient_id"]) for item in self.items]
-        places = {p: i for i, p in enumerate(sorted(set(self.patient_ids)))}
-        self.labels = [places[p] for p in self.patient_ids]
-        self.num_patients = len(places)
+        super().__init__([items[i] for i in good], [keys[i] for i in good], store)
         if failed:
             logger.warning("%d of %d %s left out: see unreadable.csv", len(failed), len(items), name)
             self._list_failed(store.path.parent / "unreadable.csv")
@@ -199,58 +287,11 @@ class CachedGraphDataset(Dataset):  # type: ignore[type-arg]
                     g, feature_map = backbone(images)
                 g, flat = g.cpu(), feature_map.flatten(2).transpose(1, 2).float().cpu()
                 for row, (i, d) in enumerate(good):
-                    graph: AnatomyGraph = d["graph"]
-                    if graph.pool.shape[1] != flat.shape[1]:
-                        raise ValueError(
-                            f"The graph pools over {graph.pool.shape[1]} cells, the backbone's map has "
-                            f"{flat.shape[1]}: set BuildAnatomyGraphd's grid to the backbone's."
-                        )
-                    x = graph.pool @ flat[row]  # Eq. 1
-                    arrays = {
-                        "g": g[row].numpy().astype(np.float32),
-                        "x": x.numpy().astype(np.float16),
-                        "node_type": graph.node_type.numpy(),
-                        "pos": graph.pos.numpy(),
-                        "edge_index": graph.edge_index.numpy(),
-                        "slot": graph.slot.numpy(),
-                        "problems": np.frombuffer("\n".join(d["quality"].get("problems", [])).encode(), dtype=np.uint8),
-                    }
-                    self.store.put(keys[i], arrays)
+                    problems = d["quality"].get("problems", [])
+                    self.store.put(keys[i], stored_form(d["graph"], flat[row], g[row], problems))
             bar.update(len(rows))
         bar.close()
         return failed
-
-    def __len__(self) -> int:
-        return len(self.items)
-
-    def graph(self, index: int) -> AnatomyGraph:
-        """The graph of one image, with ``x`` [N, C] and ``g`` [1, C]."""
-        arrays = self.store.get(self.keys[index])
-        if arrays is None:
-            raise KeyError(f"The features of {self.items[index]['image']} have left the store: run again")
-        return AnatomyGraph(
-            x=torch.from_numpy(arrays["x"].astype(np.float32)),
-            g=torch.from_numpy(arrays["g"])[None],
-            node_type=torch.from_numpy(arrays["node_type"]),
-            pos=torch.from_numpy(arrays["pos"]),
-            edge_index=torch.from_numpy(arrays["edge_index"]),
-            slot=torch.from_numpy(arrays["slot"]),
-            num_nodes=len(arrays["slot"]),
-        )
-
-    def problems(self) -> dict[str, int]:
-        """How often each problem of the anatomy occurs."""
-        counts: dict[str, int] = {}
-        for key in self.keys:
-            arrays = self.store.get(key)
-            text = "" if arrays is None else arrays["problems"].tobytes().decode()
-            for problem in filter(None, text.split("\n")):
-                counts[problem] = counts.get(problem, 0) + 1
-        return counts
-
-    def __getitem__(self, index: int) -> dict[str, Any]:
-        item = {key: self.items[index].get(key) for key in KEPT}
-        return {"graph": self.graph(index), "label": self.labels[index], "index": index, **item}
 
 
 def collate_graphs(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

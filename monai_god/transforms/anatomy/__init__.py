@@ -35,9 +35,18 @@ from .fundus import (
 )
 from .parse import (
     DecodeCheXmask,
+    ParseAnatomyd,
     ParseCXRAnatomyD,
     ParseCXRAnatomyd,
     ParseCXRAnatomyDict,
+    ParsedAnatomy,
     check_cxr_anatomy,
     decode_rle,
+)
+from .parse_fundus import (
+    ParseFundusAnatomy,
+    ParseFundusAnatomyD,
+    ParseFundusAnatomyd,
+    ParseFundusAnatomyDict,
+    field_frame,
 )

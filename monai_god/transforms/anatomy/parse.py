@@ -8,13 +8,13 @@
 # WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
 # See the License for the specific language governing permissions and
 # limitations under the License.
-"""Anatomy of a chest X-ray from what an item offers: mask files, a CheXmask row, or the segmentation network."""
+"""Anatomy from what an item offers: mask files and points, a CheXmask row, or the segmentation network."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Mapping
-from typing import Any
+from collections.abc import Hashable, Iterator, Mapping
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -24,15 +24,17 @@ from monai.utils import TransformBackends
 from PIL import Image
 from torch import Tensor
 
-from monai_god.transforms.graph.modality import AnatomyError
+from monai_god.transforms.graph.modality import AnatomyError, get_modality
 
 from .array import SegmentCXRAnatomy
 
 __all__ = [
     "DecodeCheXmask",
+    "ParseAnatomyd",
     "ParseCXRAnatomyD",
     "ParseCXRAnatomyDict",
     "ParseCXRAnatomyd",
+    "ParsedAnatomy",
     "check_cxr_anatomy",
     "decode_rle",
     "read_mask",
@@ -165,17 +167,34 @@ def check_cxr_anatomy(anatomy: Tensor) -> list[str]:
     return problems
 
 
-class ParseCXRAnatomyd(MapTransform):
+class ParsedAnatomy(NamedTuple):
     """
-    Masks of left lung, right lung and heart under ``anatomy`` (uint8 [3, H, W]) and their ``anatomy_quality``.
+    Anatomy of one image as a parser finds it.
 
-    Each organ comes from the item's own mask file where there is one, else from the item's CheXmask row (key
-    ``chexmask``: a mapping with the columns of the table), else from the shipped network. A mirrored film is flagged in
-    ``anatomy_quality["problems"]`` and its anatomy is marked as not usable.
+    Attributes:
+        anatomy: uint8 {0, 1} [organs, H, W], channels as the modality's organs; an organ that is not found is empty.
+        landmarks: name to float32 [K, 2] (x, y) pixels; [0, 2] for one that is not found.
+        problems: what is missing or doubtful, in words.
+    """
+
+    anatomy: Tensor
+    landmarks: dict[str, Tensor]
+    problems: list[str]
+
+
+class ParseAnatomyd(MapTransform):
+    """
+    What all parsers do: masks under ``anatomy`` (uint8 [organs, H, W]), landmarks where the modality has any, and
+    ``anatomy_quality`` (``source``, ``usable``, ``problems``).
+
+    Each organ comes from the item's own mask file where there is one (under the organ's name), each landmark from the
+    item's own point (``{name}_center``: [x, y] pixels), the rest from :meth:`find`. A parser of another modality
+    defines ``modality`` and :meth:`find`, and where it needs to :meth:`given` and :meth:`check`.
 
     Args:
         keys: key of the image.
         anatomy_key: where the masks go.
+        landmarks_key: where the landmarks go.
         quality_key: where the quality goes.
         use_network: False to take given anatomy only; an image without any then gets empty masks and a reason.
         allow_missing_keys: whether a missing image is passed over.
@@ -184,53 +203,112 @@ class ParseCXRAnatomyd(MapTransform):
         AnatomyError: for a mask that cannot be read or does not fit its image; the message names both files.
     """
 
+    modality: str
+
     def __init__(
         self,
         keys: KeysCollection = "image",
         anatomy_key: str = "anatomy",
+        landmarks_key: str = "landmarks",
         quality_key: str = "anatomy_quality",
         use_network: bool = True,
         allow_missing_keys: bool = False,
     ) -> None:
         super().__init__(keys, allow_missing_keys)
-        self.anatomy_key, self.quality_key, self.use_network = anatomy_key, quality_key, use_network
-        self.segment, self.decode = SegmentCXRAnatomy(), DecodeCheXmask()
+        self.anatomy_key, self.landmarks_key, self.quality_key = anatomy_key, landmarks_key, quality_key
+        self.use_network = use_network
+
+    def find(self, image: Tensor) -> ParsedAnatomy:
+        """Parse an image [C, H, W] of values in [0, 1]."""
+        raise NotImplementedError
+
+    def given(self, item: Mapping[Hashable, Any], size: tuple[int, int], name: str) -> Iterator[tuple[str, str, Any]]:
+        """
+        (source, organ, bool [H, W]) of every mask that the item brings itself, the most trusted first.
+
+        Args:
+            item: the item.
+            size: (height, width) of the image.
+            name: of the image, for messages.
+        """
+        for organ in get_modality(self.modality).organs:
+            if isinstance(item.get(organ), str):
+                yield "masks", organ, read_mask(item[organ], size, name)
+
+    def check(self, parsed: ParsedAnatomy) -> tuple[list[str], bool]:
+        """Problems of the anatomy put together, and whether it is usable."""
+        return parsed.problems, bool(parsed.anatomy.any())
 
     def __call__(self, data: Mapping[Hashable, Any]) -> dict[Hashable, Any]:
         d = dict(data)
+        modality = get_modality(self.modality)
         for key in self.key_iterator(d):
             image = d[key]
             size = (int(image.shape[-2]), int(image.shape[-1]))
             name = str(getattr(image, "meta", {}).get("filename_or_obj", "the image"))
-            masks = torch.zeros(3, *size, dtype=torch.uint8)
-            told = [False, False, False]
-            sources = []
-            for channel, organ in enumerate(ORGANS):
-                if isinstance(d.get(organ), str):
-                    masks[channel] = torch.from_numpy(read_mask(d[organ], size, name))
-                    told[channel] = True
-            if any(told):
-                sources.append("masks")
-            if not all(told) and isinstance(d.get("chexmask"), Mapping):
-                try:
-                    decoded = self.decode(d["chexmask"], size)
-                except AnatomyError as error:
-                    raise AnatomyError(f"CheXmask row of {name}: {error}") from error
-                for channel in range(3):
-                    if not told[channel]:
-                        masks[channel], told[channel] = decoded[channel], True
-                sources.append("chexmask")
-            if not all(told) and self.use_network:
-                found = torch.as_tensor(self.segment(image)).cpu()
-                for channel in range(3):
-                    if not told[channel]:
-                        masks[channel] = found[channel]
+            masks: dict[str, Tensor] = {}
+            sources: list[str] = []
+            for source, organ, mask in self.given(d, size, name):
+                if organ not in masks:
+                    masks[organ] = torch.as_tensor(mask).to(torch.uint8)
+                    sources += [source] if source not in sources else []
+            points = {
+                mark: torch.as_tensor(np.asarray(d[f"{mark}_center"], dtype=np.float32)).reshape(1, 2)
+                for mark in modality.landmarks
+                if d.get(f"{mark}_center") is not None
+            }
+            found = None
+            if self.use_network and not (set(modality.organs) <= set(masks) and set(modality.landmarks) <= set(points)):
+                found = self.find(image)
                 sources.append("network")
-            problems = check_cxr_anatomy(masks)
-            usable = not any("mirrored" in p or "lung mask empty" in p for p in problems)
-            d[self.anatomy_key] = masks
+                for channel, organ in enumerate(modality.organs):
+                    masks.setdefault(organ, found.anatomy[channel].cpu())
+                points = {**found.landmarks, **points}
+            empty = torch.zeros(size, dtype=torch.uint8)
+            parsed = ParsedAnatomy(
+                torch.stack([masks.get(organ, empty) for organ in modality.organs]),
+                {mark: points.get(mark, torch.zeros(0, 2)) for mark in modality.landmarks},
+                [] if found is None else found.problems,
+            )
+            problems, usable = self.check(parsed)
+            d[self.anatomy_key] = parsed.anatomy
+            if modality.landmarks:
+                d[self.landmarks_key] = parsed.landmarks
             d[self.quality_key] = {"source": "+".join(sources) or "none", "usable": usable, "problems": problems}
         return d
+
+
+class ParseCXRAnatomyd(ParseAnatomyd):
+    """
+    Masks of left lung, right lung and heart; see :class:`ParseAnatomyd`.
+
+    An item may also bring its CheXmask row (key ``chexmask``: a mapping with the columns of the table), used for organs
+    without a mask file. A mirrored film is flagged in ``anatomy_quality["problems"]`` and its anatomy is marked as not
+    usable.
+    """
+
+    modality = "cxr"
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.segment, self.decode = SegmentCXRAnatomy(), DecodeCheXmask()
+
+    def find(self, image: Tensor) -> ParsedAnatomy:
+        return ParsedAnatomy(torch.as_tensor(self.segment(image)), {}, [])
+
+    def given(self, item: Mapping[Hashable, Any], size: tuple[int, int], name: str) -> Iterator[tuple[str, str, Any]]:
+        yield from super().given(item, size, name)
+        if isinstance(item.get("chexmask"), Mapping) and not all(isinstance(item.get(organ), str) for organ in ORGANS):
+            try:
+                decoded = self.decode(item["chexmask"], size)
+            except AnatomyError as error:
+                raise AnatomyError(f"CheXmask row of {name}: {error}") from error
+            for organ, mask in zip(ORGANS, decoded, strict=True):
+                yield "chexmask", organ, mask
+
+    def check(self, parsed: ParsedAnatomy) -> tuple[list[str], bool]:
+        problems = check_cxr_anatomy(parsed.anatomy)
+        return problems, not any("mirrored" in p or "lung mask empty" in p for p in problems)
 
 
 ParseCXRAnatomyD = ParseCXRAnatomyDict = ParseCXRAnatomyd

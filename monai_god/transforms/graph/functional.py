@@ -32,6 +32,7 @@ __all__ = [
     "build_anatomy_graph",
     "farthest_point_sampling",
     "nearest_neighbour_adjacency",
+    "nearest_places",
     "organ_shape",
     "polar_points",
     "pooling_weights",
@@ -40,6 +41,10 @@ __all__ = [
 ]
 
 Array = NDArray[Any]
+
+#: where landmarks that are many get their names from: rings about the first end of the frame's axis, in units of half
+#: its length
+PLACE_RINGS = (1.0, 2.0)
 
 
 @dataclass(frozen=True)
@@ -222,6 +227,20 @@ def polar_points(origin: Array, target: Array, rings: tuple[float, ...], angles:
     return np.concatenate([origin + radius * circle for radius in rings])
 
 
+def nearest_places(points: Array, places: Array) -> Array:
+    """
+    Which place each point takes: no two the same one, and the sum of squared distances as small as can be.
+
+    Args:
+        points: [N, 2].
+        places: [M, 2], M >= N.
+
+    Returns:
+        [N] int indices into ``places``.
+    """
+    return linear_sum_assignment(cdist(points, places, "sqeuclidean"))[1]
+
+
 @lru_cache(maxsize=32)
 def _area_weights(size: int, cells: int, pad: int) -> Array:
     """[cells, size + 2 pad] share of each cell that each pixel covers; padding pixels lie outside."""
@@ -395,7 +414,7 @@ def build_anatomy_graph(
     whole: list[Array] = []
     for group, start, count in modality.spans(scale):
         kind, name = group.source[:2]
-        own, entire = -1, False
+        own, entire, offsets = -1, False, None
         if kind in ("boundary", "interior"):
             own = channel[name]
             if name not in shapes:
@@ -416,6 +435,12 @@ def build_anatomy_graph(
             found = landmark(name)[:count]
             if not len(found):
                 problems.append(f"{_words(name)} not found")
+            elif count > 1 and interior_order == "place" and modality.frame[0] == "axis":
+                ends = [centre(end) for end in modality.frame[1:]]
+                if all(len(end) for end in ends):
+                    template = polar_points(ends[0][0], ends[1][0], PLACE_RINGS, -(-count // len(PLACE_RINGS)))
+                    taken = nearest_places(found, template[:count])
+                    found, offsets = found[taken.argsort()], np.sort(taken)
         else:
             origin, target = centre(name), centre(group.source[2])
             missing = [_words(n) for n, p in ((name, origin), (group.source[2], target)) if not len(p)]
@@ -425,7 +450,7 @@ def build_anatomy_graph(
                 problems.append(f"no {group.name}s without {' and '.join(missing)}")
                 continue
             found = polar_points(origin[0], target[0], group.rings, count // len(group.rings))
-        place = start + np.arange(len(found))
+        place = start + (np.arange(len(found)) if offsets is None else offsets)
         if own < 0 or entire:
             pixel = np.floor(found + 0.5).astype(np.int64)
             seen = ((pixel >= 0) & (pixel < size)).all(1)

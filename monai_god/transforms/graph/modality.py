@@ -72,6 +72,13 @@ class NodeGroup:
         """The mask that the nodes belong to, if any."""
         return self.source[1] if self.source[0] in ("boundary", "interior", "region") else None
 
+    @property
+    def landmarks(self) -> tuple[str, ...]:
+        """The landmarks that the nodes are placed by."""
+        return {"region": self.source[2:], "landmark": self.source[1:], "polar": self.source[1:]}.get(
+            self.source[0], ()
+        )
+
     def scaled(self, scale: float) -> int:
         """Number of nodes at this granularity. A single landmark stays single; every ring keeps equal counts."""
         if self.count == 1:
@@ -116,6 +123,13 @@ class Modality:
         unknown = sorted(set(named) - set(self.organs))
         if unknown:
             raise ValueError(f"{self.name}: not among the organs: {', '.join(unknown)}")
+
+    @property
+    def landmarks(self) -> tuple[str, ...]:
+        """Names of the landmarks that nodes or the frame are made from, in order of appearance."""
+        names = [name for group in self.groups for name in group.landmarks]
+        names += list(self.frame[1:]) if self.frame[0] == "axis" else []
+        return tuple(dict.fromkeys(names))
 
     @property
     def num_types(self) -> int:

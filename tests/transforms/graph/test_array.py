@@ -21,6 +21,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from monai_god.transforms.graph import AnatomyError, BuildAnatomyGraph, DropNodes, get_modality
+from monai_god.transforms.graph.functional import polar_points
 from tests.anatomy_masks import chest, ellipse, fundus
 
 PIXELS = 224
@@ -180,7 +181,7 @@ def test_wrong_settings(settings: dict) -> None:
 
 def test_fundus_graph() -> None:
     masks, landmarks = fundus()
-    graph = BuildAnatomyGraph("fundus")(masks, landmarks)
+    graph = BuildAnatomyGraph("fundus", interior_order="rank")(masks, landmarks)
     assert graph.problems == []
     assert graph.node_name[:6] == ["optic disc", "macula", *(f"vessel junction {i:02d}" for i in range(4))]
     assert torch.bincount(graph.node_type)[:3].tolist() == [1, 1, 4]
@@ -200,6 +201,23 @@ def test_fundus_graph() -> None:
     torch.testing.assert_close(place["polar anchor 08"], fovea)
     # the outer ring leaves the view on the nasal side
     assert graph.num_nodes < 22 and "polar anchor 12" not in graph.node_name
+
+
+def test_junctions_are_named_by_their_place() -> None:
+    """Whatever their strength: one that is found or lost does not rename the others."""
+    masks, landmarks = fundus()
+    masks[2] = 1
+    landmarks["optic_disc"] = np.array([[150.0, 108.0]])
+    origin, target = landmarks["optic_disc"][0], landmarks["fovea"][0]
+    anchors = polar_points(origin, target, (1.0, 2.0), 8)
+    inside = ((anchors > 5) & (anchors < masks.shape[1] - 5)).all(1).nonzero()[0][:6]
+    rng = np.random.default_rng(0)
+    for _ in range(5):
+        chosen = rng.permutation(inside)[: rng.integers(2, len(inside) + 1)]
+        landmarks["junctions"] = anchors[chosen] + rng.normal(0, 1, (len(chosen), 2))
+        graph = BuildAnatomyGraph("fundus")(masks, landmarks)
+        found = [name for name in graph.node_name if name.startswith("vessel")]
+        assert found == [f"vessel junction {k:02d}" for k in sorted(chosen)]
 
 
 @pytest.mark.parametrize(("scale", "complete"), [(0.5, 2 + 8 + 8), (1.0, 34), (2.0, 2 + 32 + 32)])
