@@ -14,4 +14,4 @@ from __future__ import annotations
 
 __version__ = "0.1.0"
 
-from . import data, engines, gallery, handlers, losses, metrics, networks, transforms, visualize
+from . import audit, data, engines, gallery, handlers, losses, metrics, networks, transforms, visualize

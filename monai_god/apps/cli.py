@@ -17,13 +17,13 @@ import sys
 from collections.abc import Sequence
 
 import monai_god
-from monai_god.apps import compare, prepare, results
+from monai_god.apps import audit, compare, prepare, results
 from monai_god.data.datalist import DatalistError
 
 __all__ = ["build_parser", "main"]
 
 # Modules with `add_parser(subparsers)`, which sets `run`: a function of the parsed arguments that gives the exit code.
-COMMANDS = (prepare, results, compare)
+COMMANDS = (prepare, results, audit, compare)
 
 
 def build_parser() -> argparse.ArgumentParser:

@@ -22,4 +22,8 @@ from .attributions import (
     scope_embedding,
     shares,
 )
-from .faithfulness import available_methods, faithfulness_audit
+from .faithfulness import available_methods, faithfulness_audit, load_graphs
+from .pair_view import NodeView, PairView, view_pair
+from .report import case_section, render_report, verdict
+from .shortcut import cell_attribution, outside_anatomy, share_outside
+from .stress import CONDITIONS, GRANULARITIES, build_variant, granularity_table, graph_variants, stress_table

@@ -36,7 +36,7 @@ from monai_god.transforms.graph.anatomy_graph import AnatomyGraph
 
 from .attributions import METHODS, GraphBatch, attribute_nodes, node_ranks, scope_embedding
 
-__all__ = ["GraphSource", "available_methods", "faithfulness_audit"]
+__all__ = ["GraphSource", "available_methods", "faithfulness_audit", "load_graphs"]
 
 MODES = ("deletion", "insertion")
 
@@ -58,7 +58,8 @@ def available_methods(net: GoDNet, scope: str) -> tuple[str, ...]:
     return METHODS if exact else tuple(method for method in METHODS if method != "contribution")
 
 
-def _load(source: GraphSource, index: Sequence[int], device: torch.device) -> GraphBatch:
+def load_graphs(source: GraphSource, index: Sequence[int] | NDArray[np.int64], device: torch.device) -> GraphBatch:
+    """A batch of some of the graphs."""
     return GraphBatch(*graph_tensors(Batch.from_data_list([source.graph(int(i)) for i in index]), device))
 
 
@@ -97,7 +98,7 @@ class _Retrieval:
 @torch.no_grad()
 def _gallery(net: GoDNet, source: GraphSource, scope: str, batch_size: int, device: torch.device) -> Tensor:
     rows = [
-        scope_embedding(net(*_load(source, range(start, min(start + batch_size, len(source))), device)), scope)
+        scope_embedding(net(*load_graphs(source, range(start, min(start + batch_size, len(source))), device)), scope)
         for start in range(0, len(source), batch_size)
     ]
     return torch.cat(rows)
@@ -237,12 +238,12 @@ def _curves(
 ) -> tuple[NDArray[np.bool_], int]:
     """bool [orders, modes, fractions, queries], and the number of passes through the network."""
     index = [int(q) for q in queries]
-    batch = _load(source, index, device)
+    batch = load_graphs(source, index, device)
     mask = batch.dense.mask
     right, wrong = retrieval.rules(index)
     with torch.no_grad():
         whole = scope_embedding(net(*batch), scope)
-        partner = net(*_load(source, retrieval.nearest(whole, right, wrong).tolist(), device))
+        partner = net(*load_graphs(source, retrieval.nearest(whole, right, wrong).tolist(), device))
     # a node that says nothing: the mean of these
     baseline = batch.nodes[mask].mean(0)
     ranks = [

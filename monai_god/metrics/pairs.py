@@ -211,6 +211,7 @@ class EvaluationPairs:
         queries: np.ndarray,
         chunk: int | None = None,
         device: torch.device | str | None = None,
+        asking: torch.Tensor | None = None,
     ) -> Iterator[BlockOfPairs]:
         """Similarities of the queries with their galleries, block after block.
 
@@ -219,6 +220,7 @@ class EvaluationPairs:
             queries: indices of the images that ask.
             chunk: queries in a block; by default as many as fit into 64 MB (CPU) or 1 GB (GPU).
             device: where the products are taken; the embeddings' own by default.
+            asking: [n, d] unit embeddings of the images as queries, where they differ from those as gallery.
 
         Yields:
             :py:class:`BlockOfPairs`; a query with an empty gallery is in no block.
@@ -228,6 +230,9 @@ class EvaluationPairs:
         """
         if len(unit) != len(self.patient):
             raise ValueError(f"there are {len(unit)} embeddings, but {len(self.patient)} patient ids.")
+        rows_of = unit if asking is None else asking
+        if rows_of.shape != unit.shape:
+            raise ValueError(f"query embeddings are {list(rows_of.shape)}, those of the gallery {list(unit.shape)}.")
         if chunk is not None and chunk < 1:
             raise ValueError(f"chunk must be at least 1, got {chunk}.")
         target = unit.device if device is None else torch.device(device)
@@ -253,7 +258,7 @@ class EvaluationPairs:
             for start in range(0, len(part_queries), rows):
                 query = part_queries[start : start + rows]
                 block = buffer[: len(query)]
-                torch.mm(unit[torch.from_numpy(query)].to(target), columns.T, out=block)
+                torch.mm(rows_of[torch.from_numpy(query)].to(target), columns.T, out=block)
                 if inverse is not None and spread is not None:
                     block = torch.index_select(block, 1, inverse, out=spread[: len(query)])
                 match_row, match_column = self._columns(self._match, query, column_of)

@@ -43,6 +43,7 @@ def retrieval_metrics(
     seed: int = 0,
     chunk: int | None = None,
     device: torch.device | str | None = None,
+    query_embeddings: Any = None,
 ) -> dict[str, Any]:
     """Rank-k, mAP, mAP@R and R-precision of cosine retrieval, every other image being the gallery of each image.
 
@@ -68,6 +69,8 @@ def retrieval_metrics(
         seed: of the resampling.
         chunk: queries in a block. It does not change the result but for pairs whose similarities differ by rounding.
         device: where the products are taken, for example ``"cuda"``.
+        query_embeddings: [n, d], the same images as queries, where they are not what they are as gallery (spoiled, or
+            photographed again); an image is still never compared with itself.
 
     Returns:
         A dictionary: the six figures as floats by the names above; ``ci95``: name to [low, high]; ``queries``,
@@ -85,6 +88,7 @@ def retrieval_metrics(
         print(figures["rank1"], figures["ci95"]["rank1"])
     """
     unit = unit_embeddings(embeddings)
+    asking = None if query_embeddings is None else unit_embeddings(query_embeddings)
     pairs = EvaluationPairs(patient_ids, protocol, metadata)
     chosen = pairs.chosen
     if len(unit) != len(pairs.patient):
@@ -97,7 +101,7 @@ def retrieval_metrics(
         )
     parts: list[dict[str, np.ndarray]] = []
     with ThreadPoolExecutor(worker_threads()) as pool:
-        for block in pairs.blocks(unit, chosen.query, chunk, device):
+        for block in pairs.blocks(unit, chosen.query, chunk, device, asking):
             parts.append(_score(block, pool))
     queries = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
     order = np.argsort(queries["query"], kind="stable")
